@@ -1,0 +1,1 @@
+"""The contract: what two services must agree on."""

@@ -1,0 +1,143 @@
+"""Every setting, typed and documented once. Unknown names are errors; later sources win: file, environment, command line.
+
+A setting has a dotted name (``kv.block_size``), an environment variable (``AUGURY_KV__BLOCK_SIZE``) and a place in a TOML file.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+ENV_PREFIX = "AUGURY_"
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ModelSettings(_Section):
+    path: Annotated[str, Meta(description="Folder of the model, or the name of one that `augury model prepare` makes")] = "smollm2"
+    name: Annotated[str | None, Meta(description="Name clients ask for; unset: the folder's name")] = None
+    dtype: Annotated[Literal["bfloat16", "float32"], Meta(description="Type the weights and KV are held in")] = "bfloat16"
+    max_len: Annotated[int | None, Meta(ge=2, description="Context window in tokens; unset: what the model was made for")] = None
+
+
+class KvSettings(_Section):
+    block_size: Annotated[int, Meta(ge=1, le=1024, description="Tokens in a KV block")] = 16
+    num_blocks: Annotated[int | None, Meta(ge=2, description="Blocks in a worker's pool; unset: from kv.memory_mb")] = None
+    memory_mb: Annotated[int, Meta(ge=1, description="Memory for KV on each worker, where kv.num_blocks is unset")] = 2048
+    prefix_caching: Annotated[bool, Meta(description="Reuse the KV of equal prefixes")] = True
+
+
+class SchedulerSettings(_Section):
+    address: Annotated[str, Meta(description="Where scheduler_svc listens and is reached")] = "127.0.0.1:7601"
+    max_batched_tokens: Annotated[int, Meta(ge=1, description="Token budget of one iteration")] = 512
+    max_running: Annotated[int, Meta(ge=1, le=4096, description="Requests in one worker's batch")] = 64
+    policy: Annotated[Literal["fcfs", "priority"], Meta(description="Order of requests")] = "fcfs"
+
+
+class KvcacheSettings(_Section):
+    address: Annotated[str, Meta(description="Where kvcache_svc listens and is reached")] = "127.0.0.1:7602"
+
+
+class WorkerSettings(_Section):
+    address: Annotated[str, Meta(description="Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
+    advertise: Annotated[str | None, Meta(description="Address told to the scheduler; unset: worker.address as bound")] = None
+    id: Annotated[str | None, Meta(description="Name of this worker; unset: a random one")] = None
+    attention: Annotated[Literal["reference"], Meta(description="Attention backend")] = "reference"
+    threads: Annotated[int | None, Meta(ge=1, description="Threads of the forward pass; unset: one per core")] = None
+
+
+class GatewaySettings(_Section):
+    host: Annotated[str, Meta(description="Address the HTTP server binds")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port of the HTTP server; 0 picks a free one")] = 8000
+
+
+class RegistrySettings(_Section):
+    url: Annotated[str | None, Meta(description="Redis URL of the prefix registry; unset: memory")] = None
+    key_prefix: Annotated[str, Meta(min_length=1, description="Prefix of every Redis key of this deployment")] = "augury"
+
+
+class LogSettings(_Section):
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged")] = "info"
+
+
+class Settings(_Section):
+    model: ModelSettings = ModelSettings()
+    kv: KvSettings = KvSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    kvcache: KvcacheSettings = KvcacheSettings()
+    worker: WorkerSettings = WorkerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    registry: RegistrySettings = RegistrySettings()
+    log: LogSettings = LogSettings()
+
+
+class Entry(NamedTuple):
+    """One setting, for the documentation."""
+
+    name: str
+    default: object
+    meaning: str
+
+
+def load(file: Path | None = None, env: Mapping[str, str] | None = None, overrides: Sequence[str] = ()) -> Settings:
+    """Settings from a TOML file, then ``AUGURY_…`` variables of ``env``, then ``name=value`` overrides.
+
+    Raises ValueError with the nearest right name for an unknown one, and with the reason for a bad value.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values.update(_flatten(_read_toml(file)))
+    for variable, value in sorted((env or {}).items()):
+        if variable.startswith(ENV_PREFIX) and "__" in variable:
+            values[variable.removeprefix(ENV_PREFIX).lower().replace("__", ".")] = value
+    for override in overrides:
+        name, sep, value = override.partition("=")
+        if not sep:
+            raise ValueError(f"expected name=value, got {override!r}")
+        values[name.strip()] = value.strip()
+    return _build(values)
+
+
+def entries() -> Iterator[Entry]:
+    """Every setting in the order of its declaration."""
+    for section, kind in get_type_hints(Settings).items():
+        hints = get_type_hints(kind, include_extras=True)
+        for field in msgspec.structs.fields(kind):
+            (meta,) = (extra for extra in hints[field.name].__metadata__ if isinstance(extra, Meta))
+            yield Entry(f"{section}.{field.name}", field.default, meta.description or "")
+
+
+def _build(values: Mapping[str, Any]) -> Settings:
+    known = [entry.name for entry in entries()]
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ValueError(f"unknown setting {name!r}; the nearest is {near[0]!r}")
+        section, field = name.split(".")
+        nested.setdefault(section, {})[field] = value
+    try:
+        return msgspec.convert(nested, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"bad setting: {str(error).replace('$.', '')}") from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the settings file {file}: {error}") from None
+
+
+def _flatten(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, fields in tree.items():
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"unknown setting {section!r}; settings live in sections, as [kv]")
+        for field, value in fields.items():
+            yield f"{section}.{field}", value

@@ -1,0 +1,195 @@
+"""The data types that services exchange, as they look inside a service (see convert.py for the wire)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class EndReason(Enum):
+    """Why a request ended. Every accepted request ends in exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a token is drawn. Noise is a function of (seed, position), so one seed means one text.
+
+    ``temperature`` 0 is greedy. ``top_k`` None, ``top_p`` 1, ``min_p`` 0, ``repetition_penalty`` 1 switch the filter off.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopParams:
+    """When a request ends by itself. ``stop_token_ids`` holds the EOS ids too, unless the client ignores them."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a client wants generated. ``emitted`` holds tokens it already has: a continuation starts after them."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    emitted: tuple[int, ...] = ()
+    sampling: SamplingParams
+    stopping: StopParams
+    priority: int = 0
+    cache_salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The one terminal event of a request. ``error_code`` and ``error_message`` are set iff it failed."""
+
+    reason: EndReason
+    error_code: str | None = None
+    error_message: str | None = None
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one iteration brought for one request: new tokens, and its end if it ended."""
+
+    ticket: int
+    tokens: tuple[int, ...] = ()
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What a worker says of itself when it registers. ``num_blocks`` includes the null block 0."""
+
+    worker_id: str
+    incarnation: str
+    address: str
+    model: str
+    fingerprint: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """One worker's block pool under one epoch. Cached content survives a new epoch of the same incarnation."""
+
+    pool: str
+    incarnation: str
+    fingerprint: str
+    epoch: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """The block at ``index`` of a lease's block table is final and findable under ``key`` from now on."""
+
+    lease: int
+    index: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """A lease shall hold ``num_slots`` slots in all. ``keys`` are looked up in order, where the lease is new."""
+
+    lease: int
+    num_slots: int
+    keys: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """One iteration's wishes for one pool, carried out in the order: forget, seal, release, reserve."""
+
+    pool: str
+    epoch: int
+    seq: int
+    forgotten: tuple[bytes, ...] = ()
+    seals: tuple[Seal, ...] = ()
+    releases: tuple[int, ...] = ()
+    reserves: tuple[Reserve, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Blocks appended to a lease's table; the first ``num_hit_blocks`` of them hold the prefix already."""
+
+    num_hit_blocks: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The answer to a proposal: one entry for each reserve, None where the pool was too full."""
+
+    epoch: int
+    seq: int
+    reserves: tuple[Granted | None, ...]
+    num_available: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """A request the worker does not hold. ``tokens`` are prompt and emitted; ``num_computed`` of them were hit."""
+
+    handle: int
+    tokens: tuple[int, ...]
+    num_prompt: int
+    num_computed: int
+    blocks: tuple[int, ...]
+    hit_keys: tuple[bytes, ...]
+    sampling: SamplingParams
+    stopping: StopParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request's share of a step: ``num_new`` tokens to compute after ``new_blocks`` joined its block table."""
+
+    handle: int
+    num_new: int
+    new_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One iteration of one worker, carried out in the order: released, sealed, fresh, rows."""
+
+    epoch: int
+    seq: int
+    released: tuple[int, ...] = ()
+    sealed: tuple[tuple[int, bytes], ...] = ()
+    fresh: tuple[NewRequest, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step brought: for each row its emitted tokens (none for a prefill chunk that does not end the prompt)."""
+
+    epoch: int
+    seq: int
+    emitted: tuple[tuple[int, ...], ...]
+    refused: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()

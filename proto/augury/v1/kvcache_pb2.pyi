@@ -1,0 +1,129 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenPoolRequest(_message.Message):
+    __slots__ = ("pool", "incarnation", "fingerprint", "epoch", "num_blocks", "block_size")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    incarnation: str
+    fingerprint: str
+    epoch: int
+    num_blocks: int
+    block_size: int
+    def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class OpenPoolReply(_message.Message):
+    __slots__ = ("num_available", "num_cached")
+    NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    num_available: int
+    num_cached: int
+    def __init__(self, num_available: _Optional[int] = ..., num_cached: _Optional[int] = ...) -> None: ...
+
+class ClosePoolRequest(_message.Message):
+    __slots__ = ("pool", "epoch")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    epoch: int
+    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ClosePoolReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("pool", "epoch", "seq", "forgotten_keys", "seal_leases", "seal_indices", "seal_keys", "releases", "reserve_leases", "reserve_slots", "reserve_key_counts", "reserve_keys")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_LEASES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_INDICES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_KEYS_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_KEY_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    epoch: int
+    seq: int
+    forgotten_keys: bytes
+    seal_leases: bytes
+    seal_indices: bytes
+    seal_keys: bytes
+    releases: bytes
+    reserve_leases: bytes
+    reserve_slots: bytes
+    reserve_key_counts: bytes
+    reserve_keys: bytes
+    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., forgotten_keys: _Optional[bytes] = ..., seal_leases: _Optional[bytes] = ..., seal_indices: _Optional[bytes] = ..., seal_keys: _Optional[bytes] = ..., releases: _Optional[bytes] = ..., reserve_leases: _Optional[bytes] = ..., reserve_slots: _Optional[bytes] = ..., reserve_key_counts: _Optional[bytes] = ..., reserve_keys: _Optional[bytes] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("epoch", "seq", "granted", "hit_blocks", "block_counts", "blocks", "num_available", "error_code", "error_message")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    seq: int
+    granted: bytes
+    hit_blocks: bytes
+    block_counts: bytes
+    blocks: bytes
+    num_available: int
+    error_code: str
+    error_message: str
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., granted: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., num_available: _Optional[int] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Inspection(_message.Message):
+    __slots__ = ("pools", "registry")
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    REGISTRY_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolState]
+    registry: str
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolState, _Mapping]]] = ..., registry: _Optional[str] = ...) -> None: ...
+
+class PoolState(_message.Message):
+    __slots__ = ("pool", "epoch", "num_blocks", "num_free", "num_open", "num_sealed", "num_cached", "num_leases", "query_blocks", "hit_blocks")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEALED_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    QUERY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    epoch: int
+    num_blocks: int
+    num_free: int
+    num_open: int
+    num_sealed: int
+    num_cached: int
+    num_leases: int
+    query_blocks: int
+    hit_blocks: int
+    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_open: _Optional[int] = ..., num_sealed: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_leases: _Optional[int] = ..., query_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ...) -> None: ...
