@@ -1,6 +1,6 @@
-"""Every setting, typed and documented once. Unknown names are errors; later sources win: file, environment, command line.
+"""Every setting, typed and documented once. Unknown names are errors; later sources win: file, environment, options.
 
-A setting has a dotted name (``kv.block_size``), an environment variable (``AUGURY_KV__BLOCK_SIZE``) and a place in a TOML file.
+A setting has a dotted name (``kv.block_size``), a variable (``AUGURY_KV__BLOCK_SIZE``) and a place in a TOML file.
 """
 
 import difflib
@@ -14,56 +14,64 @@ from msgspec import Meta
 
 ENV_PREFIX = "AUGURY_"
 
+AtLeast1 = Annotated[int, Meta(ge=1)]
+AtLeast2 = Annotated[int, Meta(ge=2)]
+
+
+def doc(meaning: str, **bounds: int) -> Meta:
+    """What a setting means, for people, and the bounds it is checked against."""
+    return Meta(description=meaning, **bounds)  # type: ignore[arg-type]
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
 class ModelSettings(_Section):
-    path: Annotated[str, Meta(description="Folder of the model, or the name of one that `augury model prepare` makes")] = "smollm2"
-    name: Annotated[str | None, Meta(description="Name clients ask for; unset: the folder's name")] = None
-    dtype: Annotated[Literal["bfloat16", "float32"], Meta(description="Type the weights and KV are held in")] = "bfloat16"
-    max_len: Annotated[int | None, Meta(ge=2, description="Context window in tokens; unset: what the model was made for")] = None
+    path: Annotated[str, doc("Folder of the model, or the name of a prepared one")] = "smollm2"
+    name: Annotated[str | None, doc("Name clients ask for; unset: the folder's name")] = None
+    dtype: Annotated[Literal["bfloat16", "float32"], doc("Type of weights and KV")] = "bfloat16"
+    max_len: Annotated[AtLeast2 | None, doc("Context window in tokens; unset: the model's own")] = None
 
 
 class KvSettings(_Section):
-    block_size: Annotated[int, Meta(ge=1, le=1024, description="Tokens in a KV block")] = 16
-    num_blocks: Annotated[int | None, Meta(ge=2, description="Blocks in a worker's pool; unset: from kv.memory_mb")] = None
-    memory_mb: Annotated[int, Meta(ge=1, description="Memory for KV on each worker, where kv.num_blocks is unset")] = 2048
-    prefix_caching: Annotated[bool, Meta(description="Reuse the KV of equal prefixes")] = True
+    block_size: Annotated[int, doc("Tokens in a KV block", ge=1, le=1024)] = 16
+    num_blocks: Annotated[AtLeast2 | None, doc("Blocks of a worker; unset: from kv.memory_mb")] = None
+    memory_mb: Annotated[int, doc("Memory for KV, where kv.num_blocks is unset", ge=1)] = 2048
+    prefix_caching: Annotated[bool, doc("Reuse the KV of equal prefixes")] = True
 
 
 class SchedulerSettings(_Section):
-    address: Annotated[str, Meta(description="Where scheduler_svc listens and is reached")] = "127.0.0.1:7601"
-    max_batched_tokens: Annotated[int, Meta(ge=1, description="Token budget of one iteration")] = 512
-    max_running: Annotated[int, Meta(ge=1, le=4096, description="Requests in one worker's batch")] = 64
-    policy: Annotated[Literal["fcfs", "priority"], Meta(description="Order of requests")] = "fcfs"
+    address: Annotated[str, doc("Where scheduler_svc listens and is reached")] = "127.0.0.1:7601"
+    max_batched_tokens: Annotated[int, doc("Token budget of one iteration", ge=1)] = 512
+    max_running: Annotated[int, doc("Requests in one worker's batch", ge=1, le=4096)] = 64
+    policy: Annotated[Literal["fcfs", "priority"], doc("Order of requests")] = "fcfs"
 
 
 class KvcacheSettings(_Section):
-    address: Annotated[str, Meta(description="Where kvcache_svc listens and is reached")] = "127.0.0.1:7602"
+    address: Annotated[str, doc("Where kvcache_svc listens and is reached")] = "127.0.0.1:7602"
 
 
 class WorkerSettings(_Section):
-    address: Annotated[str, Meta(description="Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
-    advertise: Annotated[str | None, Meta(description="Address told to the scheduler; unset: worker.address as bound")] = None
-    id: Annotated[str | None, Meta(description="Name of this worker; unset: a random one")] = None
-    attention: Annotated[Literal["reference"], Meta(description="Attention backend")] = "reference"
-    threads: Annotated[int | None, Meta(ge=1, description="Threads of the forward pass; unset: one per core")] = None
+    address: Annotated[str, doc("Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
+    advertise: Annotated[str | None, doc("Address told to the scheduler; unset: the bound one")] = None
+    id: Annotated[str | None, doc("Name of this worker; unset: a random one")] = None
+    attention: Annotated[Literal["reference"], doc("Attention backend")] = "reference"
+    threads: Annotated[AtLeast1 | None, doc("Threads of the forward pass; unset: one per core")] = None
 
 
 class GatewaySettings(_Section):
-    host: Annotated[str, Meta(description="Address the HTTP server binds")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port of the HTTP server; 0 picks a free one")] = 8000
+    host: Annotated[str, doc("Address the HTTP server binds")] = "127.0.0.1"
+    port: Annotated[int, doc("Port of the HTTP server; 0 picks a free one", ge=0, le=65535)] = 8000
 
 
 class RegistrySettings(_Section):
-    url: Annotated[str | None, Meta(description="Redis URL of the prefix registry; unset: memory")] = None
-    key_prefix: Annotated[str, Meta(min_length=1, description="Prefix of every Redis key of this deployment")] = "augury"
+    url: Annotated[str | None, doc("Redis URL of the prefix registry; unset: memory")] = None
+    key_prefix: Annotated[str, doc("Prefix of every Redis key", min_length=1)] = "augury"
 
 
 class LogSettings(_Section):
-    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged")] = "info"
+    level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least level that is logged")] = "info"
 
 
 class Settings(_Section):

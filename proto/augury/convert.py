@@ -44,7 +44,7 @@ _REASONS = {
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
 
 
-# --- columns -----------------------------------------------------------------------------------------------------------
+# --- columns ---
 
 
 def ints(values: Sequence[int]) -> bytes:
@@ -95,7 +95,7 @@ def _same_length(*columns: Sequence[Any]) -> None:
         raise InvalidRequestError(f"columns of one group differ in length: {[len(column) for column in columns]}")
 
 
-# --- gateway and scheduler ---------------------------------------------------------------------------------------------
+# --- gateway and scheduler ---
 
 
 def _sampling_to_wire(sampling: SamplingParams) -> common_pb2.SamplingParams:
@@ -204,7 +204,7 @@ def _ended_from_wire(wire: scheduler_pb2.Ended) -> Ended:
     )
 
 
-# --- worker registration -----------------------------------------------------------------------------------------------
+# --- worker registration ---
 
 _INFO_FIELDS = WorkerInfo.__slots__
 
@@ -217,7 +217,7 @@ def hello_from_wire(wire: scheduler_pb2.WorkerHello) -> WorkerInfo:
     return WorkerInfo(**{name: getattr(wire, name) for name in _INFO_FIELDS})
 
 
-# --- scheduler and kvcache ---------------------------------------------------------------------------------------------
+# --- scheduler and kvcache ---
 
 _POOL_FIELDS = PoolSpec.__slots__
 
@@ -251,7 +251,8 @@ def proposal_to_wire(proposal: Proposal) -> kvcache_pb2.Proposal:
 def proposal_from_wire(wire: kvcache_pb2.Proposal) -> Proposal:
     leases, indices, keys = to_longs(wire.seal_leases), to_ints(wire.seal_indices), _to_keys(wire.seal_keys)
     _same_length(leases, indices, keys)
-    wanting, slots, counts = to_longs(wire.reserve_leases), to_ints(wire.reserve_slots), to_ints(wire.reserve_key_counts)
+    wanting, slots = to_longs(wire.reserve_leases), to_ints(wire.reserve_slots)
+    counts = to_ints(wire.reserve_key_counts)
     _same_length(wanting, slots, counts)
     return Proposal(
         pool=wire.pool,
@@ -302,7 +303,7 @@ def grant_from_wire(wire: kvcache_pb2.Grant) -> Grant:
     )
 
 
-# --- scheduler and worker ----------------------------------------------------------------------------------------------
+# --- scheduler and worker ---
 
 
 def _new_request_to_wire(new: NewRequest) -> worker_pb2.NewRequest:

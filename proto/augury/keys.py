@@ -1,8 +1,8 @@
 """Block keys: a chained cryptographic hash names the content of a KV block and of everything before it.
 
-The key of block i covers the model's fingerprint, the salt, all tokens up to the block's end and the ``lookahead`` tokens
-after it. Equal keys thus mean equal KV, for draft layers too (mtp_semantics rule E). The hash has no per-process seed, so every
-process of a deployment makes the same keys.
+The key of block i covers the model's fingerprint, the salt, all tokens up to the block's end and the ``lookahead``
+tokens after it. Equal keys thus mean equal KV, for draft layers too (mtp_semantics rule E). The hash has no
+per-process seed, so every process of a deployment makes the same keys.
 """
 
 from array import array

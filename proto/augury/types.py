@@ -18,7 +18,7 @@ class EndReason(Enum):
 class SamplingParams:
     """How a token is drawn. Noise is a function of (seed, position), so one seed means one text.
 
-    ``temperature`` 0 is greedy. ``top_k`` None, ``top_p`` 1, ``min_p`` 0, ``repetition_penalty`` 1 switch the filter off.
+    ``temperature`` 0 is greedy. ``top_k`` None, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1 are off.
     """
 
     temperature: float = 1.0
