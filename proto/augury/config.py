@@ -18,41 +18,43 @@ AtLeast1 = Annotated[int, Meta(ge=1)]
 AtLeast2 = Annotated[int, Meta(ge=2)]
 
 
-def doc(meaning: str, **bounds: int) -> Meta:
+def doc(meaning: str, *, ge: int | None = None, le: int | None = None, min_length: int | None = None) -> Meta:
     """What a setting means, for people, and the bounds it is checked against."""
-    return Meta(description=meaning, **bounds)  # type: ignore[arg-type]
+    if min_length is not None:
+        return Meta(description=meaning, min_length=min_length)
+    return Meta(description=meaning, ge=ge, le=le)
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-class ModelSettings(_Section):
+class ModelSettings(_Section, frozen=True):
     path: Annotated[str, doc("Folder of the model, or the name of a prepared one")] = "smollm2"
     name: Annotated[str | None, doc("Name clients ask for; unset: the folder's name")] = None
     dtype: Annotated[Literal["bfloat16", "float32"], doc("Type of weights and KV")] = "bfloat16"
     max_len: Annotated[AtLeast2 | None, doc("Context window in tokens; unset: the model's own")] = None
 
 
-class KvSettings(_Section):
+class KvSettings(_Section, frozen=True):
     block_size: Annotated[int, doc("Tokens in a KV block", ge=1, le=1024)] = 16
     num_blocks: Annotated[AtLeast2 | None, doc("Blocks of a worker; unset: from kv.memory_mb")] = None
     memory_mb: Annotated[int, doc("Memory for KV, where kv.num_blocks is unset", ge=1)] = 2048
     prefix_caching: Annotated[bool, doc("Reuse the KV of equal prefixes")] = True
 
 
-class SchedulerSettings(_Section):
+class SchedulerSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where scheduler_svc listens and is reached")] = "127.0.0.1:7601"
     max_batched_tokens: Annotated[int, doc("Token budget of one iteration", ge=1)] = 512
     max_running: Annotated[int, doc("Requests in one worker's batch", ge=1, le=4096)] = 64
     policy: Annotated[Literal["fcfs", "priority"], doc("Order of requests")] = "fcfs"
 
 
-class KvcacheSettings(_Section):
+class KvcacheSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where kvcache_svc listens and is reached")] = "127.0.0.1:7602"
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
     advertise: Annotated[str | None, doc("Address told to the scheduler; unset: the bound one")] = None
     id: Annotated[str | None, doc("Name of this worker; unset: a random one")] = None
@@ -60,21 +62,21 @@ class WorkerSettings(_Section):
     threads: Annotated[AtLeast1 | None, doc("Threads of the forward pass; unset: one per core")] = None
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(_Section, frozen=True):
     host: Annotated[str, doc("Address the HTTP server binds")] = "127.0.0.1"
     port: Annotated[int, doc("Port of the HTTP server; 0 picks a free one", ge=0, le=65535)] = 8000
 
 
-class RegistrySettings(_Section):
+class RegistrySettings(_Section, frozen=True):
     url: Annotated[str | None, doc("Redis URL of the prefix registry; unset: memory")] = None
     key_prefix: Annotated[str, doc("Prefix of every Redis key", min_length=1)] = "augury"
 
 
-class LogSettings(_Section):
+class LogSettings(_Section, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least level that is logged")] = "info"
 
 
-class Settings(_Section):
+class Settings(_Section, frozen=True):
     model: ModelSettings = ModelSettings()
     kv: KvSettings = KvSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
