@@ -1,0 +1,1 @@
+"""What the KV service decides: plain synchronous Python."""

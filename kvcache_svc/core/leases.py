@@ -1,0 +1,34 @@
+"""Leases: who holds which blocks under the current epoch, and the answer last given."""
+
+from augury.errors import FencedError
+from augury.types import Grant
+
+
+class Leases:
+    """Block tables by lease. A message repeated under its (epoch, seq) is answered again, any other old one refused."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.tables: dict[int, list[int]] = {}
+        self._last: Grant | None = None
+
+    def replay(self, epoch: int, seq: int) -> Grant | None:
+        """The stored grant if this message was answered before, None if it is the next one; FencedError otherwise."""
+        if epoch != self.epoch:
+            raise FencedError(f"epoch {epoch}, but the pool is at {self.epoch}")
+        if self._last is None or seq == self._last.seq + 1:
+            return None
+        if seq == self._last.seq:
+            return self._last
+        raise FencedError(f"message {seq} after {self._last.seq}")
+
+    def answered(self, grant: Grant) -> None:
+        self._last = grant
+
+    def fence(self, epoch: int) -> list[list[int]]:
+        """Begin a later epoch without leases; the tables given up are returned. FencedError if it is not later."""
+        if epoch <= self.epoch:
+            raise FencedError(f"epoch {epoch} is not later than {self.epoch}")
+        tables = list(self.tables.values())
+        self.epoch, self.tables, self._last = epoch, {}, None
+        return tables

@@ -1,0 +1,1 @@
+"""The scheduler service: owns requests, decides what each worker computes next."""

@@ -1,0 +1,1 @@
+"""What the scheduler decides: plain synchronous Python."""

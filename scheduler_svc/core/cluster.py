@@ -1,0 +1,92 @@
+"""All workers of one scheduler: which request runs where, and what becomes of it when a worker leaves."""
+
+from itertools import count
+
+from augury.errors import AuguryError, ContextLengthError, InvalidRequestError, OverloadedError
+from augury.types import Delta, Ended, EndReason, Generation
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+
+
+class Cluster:
+    """Lanes (one scheduler per worker) and the requests that wait for any lane, *parked*."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.lanes: dict[str, Scheduler] = {}
+        self.parked: dict[int, Request] = {}
+        self._max_requests = max_requests
+        self._homes: dict[int, str] = {}
+        self._handles = count(1)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.parked) + sum(lane.num_requests for lane in self.lanes.values())
+
+    @property
+    def max_len(self) -> int | None:
+        """Tokens that fit every worker; None without workers."""
+        return min((lane.config.max_len for lane in self.lanes.values()), default=None)
+
+    def submit(self, generation: Generation) -> int:
+        """Accept a request and return its handle.
+
+        Raises InvalidRequestError, ContextLengthError or OverloadedError; then nothing has changed.
+        """
+        if not generation.prompt:
+            raise InvalidRequestError("the prompt has no tokens", "prompt")
+        if generation.stopping.max_tokens < 1:
+            raise InvalidRequestError("max_tokens is less than one", "max_tokens")
+        if self.num_requests >= self._max_requests:
+            raise OverloadedError(f"{self._max_requests} requests are open already")
+        handle = next(self._handles)
+        self._place(Request(handle=handle, generation=generation, arrival=handle))
+        return handle
+
+    def cancel(self, handle: int) -> Delta | None:
+        """End a request; None where it has ended before."""
+        if self.parked.pop(handle, None) is not None:
+            return Delta(ticket=handle, ended=Ended(reason=EndReason.CANCELLED))
+        home = self._homes.get(handle)
+        return self.lanes[home].cancel(handle) if home in self.lanes else None
+
+    def join(self, lane: Scheduler) -> list[Delta]:
+        """A worker is ready: parked requests go to it. Returns the ends of those that can never fit."""
+        self.lanes[lane.config.pool] = lane
+        parked, self.parked = list(self.parked.values()), {}
+        return self._replace(parked)
+
+    def leave(self, worker: str) -> list[Delta]:
+        """A worker is gone: its requests go on elsewhere, with the tokens they have."""
+        lane = self.lanes.pop(worker, None)
+        return self._replace(lane.evacuate()) if lane else []
+
+    def forget(self, handle: int) -> None:
+        """A request has ended and was told so."""
+        self._homes.pop(handle, None)
+
+    def _replace(self, requests: list[Request]) -> list[Delta]:
+        deltas = []
+        for request in requests:
+            try:
+                self._place(request)
+            except ContextLengthError as error:
+                deltas.append(Delta(ticket=request.handle, ended=failed(error)))
+        return deltas
+
+    def _place(self, request: Request) -> None:
+        """To the lane with the fewest requests that can hold it, or to the parking place while there is none."""
+        if not self.lanes:
+            self.parked[request.handle] = request
+            return
+        lane = min(self.lanes.values(), key=lambda lane: (not fits(request, lane), lane.num_requests))
+        lane.submit(request)
+        self._homes[request.handle] = lane.config.pool
+
+
+def fits(request: Request, lane: Scheduler) -> bool:
+    return len(request.generation.prompt) + request.generation.stopping.max_tokens <= lane.config.max_len
+
+
+def failed(error: AuguryError) -> Ended:
+    """The terminal event that ``error`` means for a request."""
+    return Ended(reason=EndReason.FAILED, error_code=error.code, error_message=str(error))

@@ -1,0 +1,358 @@
+"""The scheduler of one worker: propose, dispatch, apply (DESIGN §2), called in turn once per iteration.
+
+``submit`` and ``cancel`` may come at any time between. A request is *waiting* without a lease or *running* with one; its lease
+holds slots for every known token from the start, so that a prompt once admitted is never cut off in its middle.
+"""
+
+from augury.errors import ContextLengthError, NotFiniteError
+from augury.keys import extend_keys, root_key
+from augury.types import (
+    Delta,
+    Ended,
+    EndReason,
+    Grant,
+    Granted,
+    NewRequest,
+    Outcome,
+    Proposal,
+    Reserve,
+    Row,
+    Seal,
+    Step,
+)
+from scheduler_svc.core.chunking import share_budget
+from scheduler_svc.core.lane import Counters, Debts, LaneConfig
+from scheduler_svc.core.policy import Queue, rank_of
+from scheduler_svc.core.request import Request
+
+
+class Scheduler:
+    """Requests of one worker under one epoch of its pool."""
+
+    def __init__(self, config: LaneConfig, epoch: int, num_available: int) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.num_available = num_available
+        self.waiting = Queue(rank_of(config.policy))
+        self.running = Queue(rank_of(config.policy))
+        self.counters = Counters()
+        self._requests: dict[int, Request] = {}
+        self._debts = Debts()
+        self._proposal_seq = 0
+        self._step_seq = 0
+        self._wanting: list[Request] = []
+        self._in_flight: list[tuple[Request, Row]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._debts.releases)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    # --- requests come and go ---
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises ContextLengthError where it could never fit."""
+        check_fits(request, self.config.max_len)
+        request.keys = []
+        self._requests[request.handle] = request
+        self.waiting.add(request)
+
+    def cancel(self, handle: int) -> Delta | None:
+        """End a request; its blocks go back with the next proposal, when no step can be using them."""
+        request = self._requests.get(handle)
+        return None if request is None else self._end(request, EndReason.CANCELLED)
+
+    def fence(self, epoch: int, num_available: int) -> None:
+        """A new epoch of the pool: every lease is gone, so every request starts over with the tokens it has."""
+        self.epoch, self.num_available = epoch, num_available
+        self._debts, self._wanting, self._in_flight = Debts(), [], []
+        for request in self.running.take_all():
+            request.restart()
+            self.waiting.add(request)
+
+    def evacuate(self) -> list[Request]:
+        """Give up every request, in policy order, to be run elsewhere."""
+        self.fence(self.epoch, self.num_available)
+        self._requests.clear()
+        return self.waiting.take_all()
+
+    # --- propose ---
+
+    def propose(self) -> Proposal | None:
+        """What the pool must do before the next step; None where it owes nothing."""
+        growing = self._growing()
+        preempted = self._make_room(growing)
+        entering = [] if preempted else self._entering(growing)
+        self._wanting = growing + entering
+        debts = self._debts
+        if not (self._wanting or debts.seals or debts.releases or debts.forgotten):
+            return None
+        self._proposal_seq += 1
+        proposal = Proposal(
+            pool=self.config.pool,
+            epoch=self.epoch,
+            seq=self._proposal_seq,
+            forgotten=tuple(debts.forgotten),
+            seals=tuple(debts.seals),
+            releases=tuple(debts.releases),
+            reserves=tuple(map(self._reserve, self._wanting)),
+        )
+        self._debts = Debts(tags=debts.tags, dropped=debts.dropped)
+        return proposal
+
+    def _growing(self) -> list[Request]:
+        slots, size = self.config.num_prefill_lookahead, self.config.block_size
+        return [r for r in self.running.items if len(r.tokens) + slots > len(r.blocks) * size]
+
+    def _make_room(self, growing: list[Request]) -> bool:
+        """Preempt from the end of the policy order until ``growing`` fits, as far as one can tell from here."""
+        needed = sum(map(self._num_blocks_short, growing))
+        preempted = False
+        while needed > self.num_available + self._debts.num_returning and len(self.running) > 1:
+            victim = self.running.items[-1]
+            if growing[-1] is victim:
+                needed -= self._num_blocks_short(growing.pop())
+            self._preempt(victim)
+            preempted = True
+        return preempted
+
+    def _preempt(self, victim: Request) -> None:
+        self.counters.num_preemptions += 1
+        self._give_back(victim)
+        self.waiting.add(victim)
+
+    def _entering(self, growing: list[Request]) -> list[Request]:
+        """Waiting requests to admit, in order and without gaps, so that none is overtaken for want of blocks."""
+        room = self.num_available + self._debts.num_returning - sum(map(self._num_blocks_short, growing))
+        room -= len(self.running)  # a block of growth for each, lest the newcomer be preempted at once
+        pending = sum(r.remaining for r in self.running.items if r.remaining > 1)
+        entering: list[Request] = []
+        for request in self.waiting.items:
+            if (
+                len(self.running) + len(entering) >= self.config.max_running
+                or pending >= self.config.max_batched_tokens
+            ):
+                break
+            num_hits = len(self._lookup_keys(request))
+            num_blocks = self._num_blocks_short(request) - num_hits
+            if num_blocks > room or (request.denied_at == self.num_available and not self._debts.num_returning):
+                break
+            room -= num_blocks
+            pending += len(request.tokens) - num_hits * self.config.block_size
+            entering.append(request)
+        return entering
+
+    def _reserve(self, request: Request) -> Reserve:
+        return Reserve(
+            lease=request.handle,
+            num_slots=len(request.tokens) + self.config.num_prefill_lookahead,
+            keys=() if request.blocks else self._lookup_keys(request),
+        )
+
+    def _lookup_keys(self, request: Request) -> tuple[bytes, ...]:
+        """Keys of the blocks a hit may cover: at least max(1, lookahead) known tokens stay to be computed (rule E)."""
+        if not self.config.prefix_caching:
+            return ()
+        self._extend_keys(request)
+        longest = len(request.tokens) - max(1, self.config.num_prefill_lookahead)
+        return tuple(request.keys[: longest // self.config.block_size])
+
+    def _num_blocks_short(self, request: Request) -> int:
+        return self.config.num_blocks_for(len(request.tokens)) - len(request.blocks)
+
+    # --- dispatch ---
+
+    def dispatch(self, grant: Grant | None) -> Step | None:
+        """The step over what was granted; None where there is nothing to run."""
+        fresh = self._take(grant) if grant else []
+        planned = self._plan()
+        if not (planned or fresh):
+            return None
+        self._step_seq += 1
+        self._in_flight = [(request, self._row(request, size)) for request, size in planned]
+        debts = self._debts
+        step = Step(
+            epoch=self.epoch,
+            seq=self._step_seq,
+            released=tuple(debts.dropped),
+            sealed=tuple(debts.tags),
+            fresh=tuple(fresh),
+            rows=tuple(row for _, row in self._in_flight),
+        )
+        debts.dropped, debts.tags = [], []
+        return step
+
+    def _take(self, grant: Grant) -> list[NewRequest]:
+        self.num_available = grant.num_available
+        fresh = []
+        for request, granted in zip(self._wanting, grant.reserves, strict=True):
+            alive = request.handle in self._requests
+            if granted is None:
+                request.denied_at = grant.num_available
+            elif not alive:
+                self._owe_release(request.handle, len(granted.blocks))
+            elif request.blocks:
+                request.blocks.extend(granted.blocks)
+            else:
+                fresh.append(self._admit(request, granted))
+        self._wanting = []
+        return fresh
+
+    def _admit(self, request: Request, granted: Granted) -> NewRequest:
+        self.waiting.remove(request)
+        self.running.add(request)
+        num_hits, size = granted.num_hit_blocks, self.config.block_size
+        request.blocks = list(granted.blocks)
+        request.num_delivered = len(request.blocks)
+        request.num_sealed, request.num_computed = num_hits, num_hits * size
+        request.denied_at = None
+        self.counters.query_tokens += len(request.tokens)
+        self.counters.hit_tokens += request.num_computed
+        if request.num_cached is None:
+            request.num_cached = min(request.num_computed, len(request.generation.prompt))
+            self.counters.prompt_tokens += len(request.generation.prompt)
+        return NewRequest(
+            handle=request.handle,
+            tokens=tuple(request.tokens),
+            num_prompt=len(request.generation.prompt),
+            num_computed=request.num_computed,
+            blocks=granted.blocks,
+            hit_keys=tuple(request.keys[:num_hits]),
+            sampling=request.generation.sampling,
+            stopping=request.generation.stopping,
+        )
+
+    def _plan(self) -> list[tuple[Request, int]]:
+        """Requests that run and their numbers of tokens; one that was denied its growth sits this iteration out."""
+        slots, size = self.config.num_prefill_lookahead, self.config.block_size
+        ready = [r for r in self.running.items if len(r.tokens) + slots <= len(r.blocks) * size]
+        prompts = [r for r in ready if r.remaining > 1]
+        decodes = [r for r in ready if r.remaining == 1]
+        prompt_sizes, decode_sizes = share_budget(
+            [r.remaining for r in prompts], [1] * len(decodes), self.config.max_batched_tokens, slots
+        )
+        sized = [*zip(decodes, decode_sizes, strict=True), *zip(prompts, prompt_sizes, strict=True)]
+        return [(request, num_new) for request, num_new in sized if num_new]
+
+    def _row(self, request: Request, num_new: int) -> Row:
+        new_blocks = tuple(request.blocks[request.num_delivered :])
+        request.num_delivered = len(request.blocks)
+        return Row(handle=request.handle, num_new=num_new, new_blocks=new_blocks)
+
+    # --- apply ---
+
+    def apply(self, outcome: Outcome) -> list[Delta]:
+        """Take a step's outcome: tokens and ends for clients. Rows of requests that ended meanwhile are passed over."""
+        self.counters.num_iterations += 1
+        in_flight, self._in_flight = self._in_flight, []
+        unmoved = {*outcome.refused, *outcome.failed}
+        deltas = []
+        for (request, row), emitted in zip(in_flight, outcome.emitted, strict=True):
+            if request.handle not in self._requests or request.handle in unmoved:
+                continue
+            request.num_computed += row.num_new
+            if emitted:
+                deltas.append(self._emit(request, emitted))
+            else:
+                self._owe_seals(request)
+        for handle in outcome.refused:
+            self._start_over(handle)
+        for handle in outcome.failed:
+            deltas.extend(self._fail(handle))
+        return deltas
+
+    def _emit(self, request: Request, emitted: tuple[int, ...]) -> Delta:
+        reason, taken = None, 0
+        for token in emitted:
+            request.tokens.append(token)
+            taken += 1
+            reason = self._end_reason(request, token)
+            if reason is not None:
+                break
+        self.counters.generation_tokens += taken
+        self._owe_seals(request)
+        ended = None if reason is None else self._end(request, reason).ended
+        return Delta(ticket=request.handle, tokens=emitted[:taken], ended=ended)
+
+    def _end_reason(self, request: Request, token: int) -> EndReason | None:
+        stopping = request.generation.stopping
+        if token in stopping.stop_token_ids and request.num_emitted > stopping.min_tokens:
+            return EndReason.STOP
+        if request.num_emitted >= stopping.max_tokens or len(request.tokens) >= self.config.max_len:
+            return EndReason.LENGTH
+        return None
+
+    def _start_over(self, handle: int) -> None:
+        """The worker does not recognise the hit: recompute, and let nobody hit those keys again (DESIGN §3.4)."""
+        request = self._requests.get(handle)
+        if request is None:
+            return
+        self.counters.num_refused += 1
+        self._debts.forgotten.extend(request.keys[: request.num_sealed])
+        self._give_back(request)
+        self.waiting.add(request)
+
+    def _fail(self, handle: int) -> list[Delta]:
+        request = self._requests.get(handle)
+        if request is None:
+            return []
+        return [self._end(request, EndReason.FAILED, NotFiniteError("the model's output is not finite"))]
+
+    # --- ends, seals and debts ---
+
+    def _end(self, request: Request, reason: EndReason, error: NotFiniteError | None = None) -> Delta:
+        del self._requests[request.handle]
+        if request.blocks:
+            self._give_back(request)
+        else:
+            self.waiting.remove(request)
+        ended = Ended(
+            reason=reason,
+            error_code=error.code if error else None,
+            error_message=str(error) if error else None,
+            num_cached=request.num_cached or 0,
+        )
+        return Delta(ticket=request.handle, ended=ended)
+
+    def _give_back(self, request: Request) -> None:
+        self.running.remove(request)
+        self._owe_release(request.handle, len(request.blocks))
+        self._debts.dropped.append(request.handle)
+        request.restart()
+
+    def _owe_release(self, handle: int, num_blocks: int) -> None:
+        self._debts.releases.append(handle)
+        self._debts.num_returning += num_blocks
+
+    def _owe_seals(self, request: Request) -> None:
+        """Blocks whose every slot is final: no rejection can rewrite it any more (rule D), its key can be computed."""
+        if not self.config.prefix_caching:
+            return
+        final = request.num_computed - max(self.config.num_prefill_lookahead - 1, 0)
+        num_final = final // self.config.block_size
+        if num_final <= request.num_sealed:
+            return
+        self._extend_keys(request)
+        num_final = min(num_final, len(request.keys))
+        for index in range(request.num_sealed, num_final):
+            key = request.keys[index]
+            self._debts.seals.append(Seal(lease=request.handle, index=index, key=key))
+            self._debts.tags.append((request.blocks[index], key))
+        request.num_sealed = max(num_final, request.num_sealed)
+
+    def _extend_keys(self, request: Request) -> None:
+        config = self.config
+        root = root_key(config.fingerprint, request.generation.cache_salt)
+        extend_keys(request.keys, root, request.tokens, config.block_size, config.num_prefill_lookahead)
+
+
+def check_fits(request: Request, max_len: int) -> None:
+    """Raise ContextLengthError unless prompt and wanted tokens fit ``max_len``, with the numbers."""
+    num_prompt, max_tokens = len(request.generation.prompt), request.generation.stopping.max_tokens
+    if num_prompt + max_tokens > max_len:
+        raise ContextLengthError(
+            f"{num_prompt} prompt tokens and {max_tokens} to generate are more than the context window of {max_len} tokens"
+        )
