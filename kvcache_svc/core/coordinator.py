@@ -1,6 +1,6 @@
 """What a proposal does to one worker's pool: forget, seal, release, reserve, in that order, all or nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from augury.errors import FencedError, InvalidRequestError
@@ -50,7 +50,7 @@ class Coordinator:
         grant = Grant(
             epoch=proposal.epoch,
             seq=proposal.seq,
-            reserves=tuple(self._reserve(reserve) for reserve in proposal.reserves),
+            reserves=tuple(self._reserve_all(proposal.reserves)),
             num_available=self.pool.num_available,
         )
         self.leases.answered(grant)
@@ -81,6 +81,15 @@ class Coordinator:
         if not self.pool.is_open(table[seal.index]):
             raise InvalidRequestError(f"block {seal.index} of lease {seal.lease} is not open")
 
+    def _reserve_all(self, reserves: Sequence[Reserve]) -> Iterator[Granted | None]:
+        """New leases are granted in order: after the first denial none, so that a small one never overtakes a large one."""
+        denied = False
+        for reserve in reserves:
+            new = reserve.lease not in self.leases.tables
+            granted = None if new and denied else self._reserve(reserve)
+            denied = denied or (new and granted is None)
+            yield granted
+
     def _reserve(self, reserve: Reserve) -> Granted | None:
         table = self.leases.tables.get(reserve.lease)
         hit = self._hit(reserve) if table is None else []
@@ -100,12 +109,14 @@ class Coordinator:
 
 
 def open_pool(known: Coordinator | None, spec: PoolSpec, restored: Mapping[bytes, int]) -> Coordinator:
-    """The pool that ``spec`` opens: the known one fenced if its memory is the same, else a new one.
+    """The pool that ``spec`` opens: the known one fenced if its memory is the same, else a new one. Opening twice is once.
 
     Raises FencedError where ``spec`` is not later than the known pool's epoch.
     """
     if known is None:
         return Coordinator(spec, restored)
+    if spec == known.spec:
+        return known
     if spec.epoch <= known.spec.epoch:
         raise FencedError(f"epoch {spec.epoch} is not later than {known.spec.epoch}")
     if replace(spec, epoch=known.spec.epoch) != known.spec:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def chunk(remaining: int, budget: int, lookahead: int) -> int:
     """The largest chunk of ``remaining`` prompt tokens within ``budget`` that ends at the prompt's end or at least
-    ``lookahead`` tokens before it (mtp_semantics §2.5). Positive whenever ``budget >= min(max(lookahead, 1), remaining)``.
+    ``lookahead`` tokens before it (mtp_semantics §2.5). Positive if ``budget >= min(max(lookahead, 1), remaining)``.
     """
     size = min(remaining, budget)
     left = remaining - size

@@ -11,7 +11,7 @@ from scheduler_svc.core.policy import Policy
 class LaneConfig:
     """A worker's geometry and the scheduling settings. ``num_blocks`` counts the null block.
 
-    ``num_prefill_lookahead`` is mtp_semantics rule A. Raises ValueError where the token budget could not advance a prompt.
+    ``num_prefill_lookahead`` is mtp_semantics rule A. Raises ValueError if the token budget cannot advance a prompt.
     """
 
     pool: str

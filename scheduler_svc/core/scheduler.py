@@ -1,7 +1,7 @@
 """The scheduler of one worker: propose, dispatch, apply (DESIGN §2), called in turn once per iteration.
 
-``submit`` and ``cancel`` may come at any time between. A request is *waiting* without a lease or *running* with one; its lease
-holds slots for every known token from the start, so that a prompt once admitted is never cut off in its middle.
+``submit`` and ``cancel`` may come at any time between. A request is *waiting* without a lease or *running* with one; its
+lease holds slots for every known token from the start, so that a prompt once admitted is never cut off in its middle.
 """
 
 from augury.errors import ContextLengthError, NotFiniteError
@@ -40,7 +40,8 @@ class Scheduler:
         self._debts = Debts()
         self._proposal_seq = 0
         self._step_seq = 0
-        self._wanting: list[Request] = []
+        self._growing: list[Request] = []
+        self._entering: list[Request] = []
         self._in_flight: list[tuple[Request, Row]] = []
 
     @property
@@ -68,7 +69,7 @@ class Scheduler:
     def fence(self, epoch: int, num_available: int) -> None:
         """A new epoch of the pool: every lease is gone, so every request starts over with the tokens it has."""
         self.epoch, self.num_available = epoch, num_available
-        self._debts, self._wanting, self._in_flight = Debts(), [], []
+        self._debts, self._growing, self._entering, self._in_flight = Debts(), [], [], []
         for request in self.running.take_all():
             request.restart()
             self.waiting.add(request)
@@ -83,12 +84,12 @@ class Scheduler:
 
     def propose(self) -> Proposal | None:
         """What the pool must do before the next step; None where it owes nothing."""
-        growing = self._growing()
+        growing = self._short_of_slots()
         preempted = self._make_room(growing)
-        entering = [] if preempted else self._entering(growing)
-        self._wanting = growing + entering
+        self._growing, self._entering = growing, [] if preempted else self._admissible(growing)
+        wanting = growing + self._entering
         debts = self._debts
-        if not (self._wanting or debts.seals or debts.releases or debts.forgotten):
+        if not (wanting or debts.seals or debts.releases or debts.forgotten):
             return None
         self._proposal_seq += 1
         proposal = Proposal(
@@ -98,12 +99,12 @@ class Scheduler:
             forgotten=tuple(debts.forgotten),
             seals=tuple(debts.seals),
             releases=tuple(debts.releases),
-            reserves=tuple(map(self._reserve, self._wanting)),
+            reserves=tuple(map(self._reserve, wanting)),
         )
         self._debts = Debts(tags=debts.tags, dropped=debts.dropped)
         return proposal
 
-    def _growing(self) -> list[Request]:
+    def _short_of_slots(self) -> list[Request]:
         slots, size = self.config.num_prefill_lookahead, self.config.block_size
         return [r for r in self.running.items if len(r.tokens) + slots > len(r.blocks) * size]
 
@@ -124,21 +125,20 @@ class Scheduler:
         self._give_back(victim)
         self.waiting.add(victim)
 
-    def _entering(self, growing: list[Request]) -> list[Request]:
+    def _admissible(self, growing: list[Request]) -> list[Request]:
         """Waiting requests to admit, in order and without gaps, so that none is overtaken for want of blocks."""
         room = self.num_available + self._debts.num_returning - sum(map(self._num_blocks_short, growing))
         room -= len(self.running)  # a block of growth for each, lest the newcomer be preempted at once
         pending = sum(r.remaining for r in self.running.items if r.remaining > 1)
         entering: list[Request] = []
         for request in self.waiting.items:
-            if (
-                len(self.running) + len(entering) >= self.config.max_running
-                or pending >= self.config.max_batched_tokens
-            ):
+            full = len(self.running) + len(entering) >= self.config.max_running
+            denied = request.denied_at == self.num_available and not self._debts.num_returning
+            if full or denied or pending >= self.config.max_batched_tokens:
                 break
             num_hits = len(self._lookup_keys(request))
             num_blocks = self._num_blocks_short(request) - num_hits
-            if num_blocks > room or (request.denied_at == self.num_available and not self._debts.num_returning):
+            if num_blocks > room:
                 break
             room -= num_blocks
             pending += len(request.tokens) - num_hits * self.config.block_size
@@ -187,18 +187,18 @@ class Scheduler:
 
     def _take(self, grant: Grant) -> list[NewRequest]:
         self.num_available = grant.num_available
-        fresh = []
-        for request, granted in zip(self._wanting, grant.reserves, strict=True):
-            alive = request.handle in self._requests
+        fresh, split = [], len(self._growing)
+        for request, granted in zip(self._growing, grant.reserves[:split], strict=True):
+            if granted and request.handle in self._requests:
+                request.blocks.extend(granted.blocks)
+        for request, granted in zip(self._entering, grant.reserves[split:], strict=True):
             if granted is None:
                 request.denied_at = grant.num_available
-            elif not alive:
-                self._owe_release(request.handle, len(granted.blocks))
-            elif request.blocks:
-                request.blocks.extend(granted.blocks)
-            else:
+            elif request.handle in self._requests:
                 fresh.append(self._admit(request, granted))
-        self._wanting = []
+            else:
+                self._owe_release(request.handle, len(granted.blocks))
+        self._growing, self._entering = [], []
         return fresh
 
     def _admit(self, request: Request, granted: Granted) -> NewRequest:
@@ -354,5 +354,5 @@ def check_fits(request: Request, max_len: int) -> None:
     num_prompt, max_tokens = len(request.generation.prompt), request.generation.stopping.max_tokens
     if num_prompt + max_tokens > max_len:
         raise ContextLengthError(
-            f"{num_prompt} prompt tokens and {max_tokens} to generate are more than the context window of {max_len} tokens"
+            f"{num_prompt} prompt tokens and {max_tokens} to generate exceed the context window of {max_len} tokens"
         )
