@@ -82,7 +82,7 @@ class Coordinator:
             raise InvalidRequestError(f"block {seal.index} of lease {seal.lease} is not open")
 
     def _reserve_all(self, reserves: Sequence[Reserve]) -> Iterator[Granted | None]:
-        """New leases are granted in order: after the first denial none, so that a small one never overtakes a large one."""
+        """New leases are granted in order: after a denial none, so that a small one never overtakes a large one."""
         denied = False
         for reserve in reserves:
             new = reserve.lease not in self.leases.tables
@@ -109,9 +109,9 @@ class Coordinator:
 
 
 def open_pool(known: Coordinator | None, spec: PoolSpec, restored: Mapping[bytes, int]) -> Coordinator:
-    """The pool that ``spec`` opens: the known one fenced if its memory is the same, else a new one. Opening twice is once.
+    """The pool that ``spec`` opens: the known one, fenced, if its memory is the same, else a new one.
 
-    Raises FencedError where ``spec`` is not later than the known pool's epoch.
+    Opening twice is opening once. Raises FencedError where ``spec`` is not later than the known pool's epoch.
     """
     if known is None:
         return Coordinator(spec, restored)

@@ -1,7 +1,7 @@
 """The scheduler of one worker: propose, dispatch, apply (DESIGN §2), called in turn once per iteration.
 
-``submit`` and ``cancel`` may come at any time between. A request is *waiting* without a lease or *running* with one; its
-lease holds slots for every known token from the start, so that a prompt once admitted is never cut off in its middle.
+``submit`` and ``cancel`` may come at any time between. A request is *waiting* without a lease or *running* with one.
+Its lease holds slots for every known token from the start, so that a prompt once admitted is not cut off in its middle.
 """
 
 from augury.errors import ContextLengthError, NotFiniteError
