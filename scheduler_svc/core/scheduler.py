@@ -4,7 +4,7 @@
 Its lease holds slots for every known token from the start, so that a prompt once admitted is not cut off in its middle.
 """
 
-from augury.errors import ContextLengthError, NotFiniteError
+from augury.errors import AuguryError, ContextLengthError, NotFiniteError
 from augury.keys import extend_keys, root_key
 from augury.types import (
     Delta,
@@ -65,6 +65,11 @@ class Scheduler:
         """End a request; its blocks go back with the next proposal, when no step can be using them."""
         request = self._requests.get(handle)
         return None if request is None else self._end(request, EndReason.CANCELLED)
+
+    def fail(self, handle: int, error: AuguryError) -> list[Delta]:
+        """End a request with ``error``; empty where it has ended before."""
+        request = self._requests.get(handle)
+        return [] if request is None else [self._end(request, EndReason.FAILED, error)]
 
     def fence(self, epoch: int, num_available: int) -> None:
         """A new epoch of the pool: every lease is gone, so every request starts over with the tokens it has."""
@@ -261,7 +266,7 @@ class Scheduler:
         for handle in outcome.refused:
             self._start_over(handle)
         for handle in outcome.failed:
-            deltas.extend(self._fail(handle))
+            deltas.extend(self.fail(handle, NotFiniteError("the model's output is not finite")))
         return deltas
 
     def _emit(self, request: Request, emitted: tuple[int, ...]) -> Delta:
@@ -295,15 +300,9 @@ class Scheduler:
         self._give_back(request)
         self.waiting.add(request)
 
-    def _fail(self, handle: int) -> list[Delta]:
-        request = self._requests.get(handle)
-        if request is None:
-            return []
-        return [self._end(request, EndReason.FAILED, NotFiniteError("the model's output is not finite"))]
-
     # --- ends, seals and debts ---
 
-    def _end(self, request: Request, reason: EndReason, error: NotFiniteError | None = None) -> Delta:
+    def _end(self, request: Request, reason: EndReason, error: AuguryError | None = None) -> Delta:
         del self._requests[request.handle]
         if request.blocks:
             self._give_back(request)

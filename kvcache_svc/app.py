@@ -1,0 +1,31 @@
+"""Puts the KV service together from settings."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from augury import rpc
+from augury.config import Settings
+from augury.v1.kvcache_pb2_grpc import add_KVCacheServicer_to_server
+from kvcache_svc.registry import Registry, open_registry
+from kvcache_svc.service import KVCacheService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheApp:
+    listener: rpc.Listener
+    registry: Registry
+
+    @property
+    def address(self) -> str:
+        return self.listener.address
+
+    async def stop(self, grace_s: float) -> None:
+        await self.listener.stop(grace_s)
+        await self.registry.close()
+
+
+async def start(settings: Settings) -> KvCacheApp:
+    """Serve at ``kvcache.address``. Raises OSError where it cannot be bound."""
+    registry = open_registry(settings.registry.url, settings.registry.key_prefix)
+    register = partial(add_KVCacheServicer_to_server, KVCacheService(registry))
+    return KvCacheApp(listener=await rpc.listen(settings.kvcache.address, register), registry=registry)

@@ -1,0 +1,29 @@
+"""Logs: one JSON object a line on stderr. They carry ids, counts and times; never prompts or text."""
+
+import logging
+import sys
+
+import msgspec
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+def setup(level: str) -> None:
+    """Log at ``level`` (as ``log.level``) and above. Fields given as ``extra={"request_id": …}`` become keys."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()

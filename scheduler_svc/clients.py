@@ -1,0 +1,118 @@
+"""The scheduler's side of its streams to the KV service and to a worker.
+
+Both send one message and wait for its answer. A stream that breaks is opened again and the same message sent again: it
+carries (epoch, seq), so whoever got it the first time answers it again without doing it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import grpc
+
+from augury import convert, limits, rpc
+from augury.errors import FencedError, InternalError, NoWorkerError
+from augury.types import Grant, Outcome, PoolSpec, Proposal, Step
+from augury.v1 import kvcache_pb2, worker_pb2
+from augury.v1.kvcache_pb2_grpc import KVCacheStub
+from augury.v1.worker_pb2_grpc import WorkerStub
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+_log = logging.getLogger(__name__)
+
+
+class PingPong(Generic[Sent, Received]):
+    """A long-lived stream on which each message has one answer."""
+
+    def __init__(self, name: str, call: Callable[[], grpc.aio.StreamStreamCall[Sent, Received]]) -> None:
+        self._name = name
+        self._open = call
+        self._call: grpc.aio.StreamStreamCall[Sent, Received] | None = None
+
+    async def ask(self, message: Sent) -> Received:
+        """The answer to ``message``, however often the stream breaks. Raises the AuguryError of a refused call."""
+        pause, longest = limits.CONNECT_RETRY_SECONDS
+        while True:
+            try:
+                return await self._ask_once(message)
+            except NoWorkerError as error:
+                _log.warning("stream broke", extra={"peer": self._name, "error": str(error)})
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _ask_once(self, message: Sent) -> Received:
+        """Raises NoWorkerError, the domain's UNAVAILABLE, where the peer cannot be reached or went away."""
+        call = self._call or self._open()
+        self._call = call
+        try:
+            await call.write(message)
+            answer = await call.read()
+        except grpc.aio.AioRpcError as error:
+            self.close()
+            raise rpc.to_domain(error) from None
+        except asyncio.InvalidStateError:
+            self.close()
+            raise NoWorkerError("the stream had ended") from None
+        if answer is grpc.aio.EOF:
+            self.close()
+            raise NoWorkerError("the stream ended")
+        return cast(Received, answer)
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+class KvClient:
+    """One worker's pool at the KV service."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = KVCacheStub(channel)
+        self._stream = PingPong[kvcache_pb2.Proposal, kvcache_pb2.Grant]("kvcache", self._stub.Step)
+
+    async def open_pool(self, spec: PoolSpec) -> int:
+        """Open or fence the pool, waiting for the service as long as it takes; returns the blocks available."""
+        pause, longest = limits.CONNECT_RETRY_SECONDS
+        while True:
+            try:
+                reply = await self._stub.OpenPool(convert.pool_to_wire(spec))
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise rpc.to_domain(error) from None
+                _log.warning("kvcache is unavailable", extra={"pool": spec.pool})
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+            else:
+                return reply.num_available
+
+    async def step(self, proposal: Proposal) -> Grant:
+        """Raises FencedError or UnknownPoolError where the pool must be opened again."""
+        return convert.grant_from_wire(await self._stream.ask(convert.proposal_to_wire(proposal)))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class WorkerClient:
+    """One worker's engine."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._stream = PingPong[worker_pb2.Step, worker_pb2.Outcome]("worker", WorkerStub(channel).Execute)
+
+    async def execute(self, step: Step) -> Outcome:
+        """Raises the AuguryError with which the worker refused the step."""
+        outcome = convert.outcome_from_wire(await self._stream.ask(convert.step_to_wire(step)))
+        if (outcome.epoch, outcome.seq) != (step.epoch, step.seq):
+            raise FencedError(f"asked for {(step.epoch, step.seq)}, got {(outcome.epoch, outcome.seq)}")
+        if len(outcome.emitted) != len(step.rows):
+            raise InternalError(f"{len(outcome.emitted)} rows came back for {len(step.rows)}")
+        return outcome
+
+    async def close(self) -> None:
+        self._stream.close()
+        await self._channel.close()

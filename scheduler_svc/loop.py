@@ -1,0 +1,94 @@
+"""Drives one worker: propose, ask the KV service, dispatch, ask the worker, apply; again, for as long as it lives."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from augury.errors import AuguryError, FencedError, UnknownPoolError
+from augury.types import Delta, Grant, Outcome, PoolSpec, Proposal, Step
+from scheduler_svc.clients import KvClient, WorkerClient
+from scheduler_svc.core.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+
+class LaneLoop:
+    """One lane and its two streams. ``publish`` takes what each iteration brought."""
+
+    def __init__(
+        self,
+        lane: Scheduler,
+        spec: PoolSpec,
+        kv: KvClient,
+        worker: WorkerClient,
+        publish: Callable[[list[Delta]], None],
+    ) -> None:
+        self.lane = lane
+        self._spec = spec
+        self._kv = kv
+        self._worker = worker
+        self._publish = publish
+        self._wake = asyncio.Event()
+        self._failures = 0
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+
+    async def open(self) -> None:
+        """Begin a new epoch at the KV service; requests that were running start over with the tokens they have."""
+        epoch = max(time.time_ns() // 1000, self.lane.epoch + 1)
+        self._spec = replace(self._spec, epoch=epoch)
+        num_available = await self._kv.open_pool(self._spec)
+        self.lane.fence(epoch, num_available)
+
+    async def run(self) -> None:
+        """Iterate for ever. A refused message means a fence: nothing is lost but the work in flight."""
+        while True:
+            await self._work()
+            try:
+                await self._iterate()
+            except (FencedError, UnknownPoolError) as error:
+                _log.warning("fenced", extra={"pool": self._spec.pool, "error": str(error)})
+                await self.open()
+
+    async def close(self) -> None:
+        self._kv.close()
+        await self._worker.close()
+
+    async def _work(self) -> None:
+        while not self.lane.has_work:
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _iterate(self) -> None:
+        step = self.lane.dispatch(await self._ask_kv(self.lane.propose()))
+        if step is None:
+            await asyncio.sleep(0)
+            return
+        outcome = await self._execute(step)
+        if outcome is not None:
+            self._publish(self.lane.apply(outcome))
+
+    async def _ask_kv(self, proposal: Proposal | None) -> Grant | None:
+        return None if proposal is None else await self._kv.step(proposal)
+
+    async def _execute(self, step: Step) -> Outcome | None:
+        """The outcome; None where the worker refused the step, once after a fresh start, then its requests fail."""
+        try:
+            outcome = await self._worker.execute(step)
+        except (FencedError, UnknownPoolError):
+            raise
+        except AuguryError as error:
+            self._failures += 1
+            _log.error(
+                "a step failed", extra={"pool": self._spec.pool, "error": str(error), "failures": self._failures}
+            )
+            if self._failures > 1:
+                self._publish([delta for row in step.rows for delta in self.lane.fail(row.handle, error)])
+            await self.open()
+            return None
+        self._failures = 0
+        return outcome

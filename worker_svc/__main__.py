@@ -1,0 +1,9 @@
+"""`python -m worker_svc`: this service as a process of its own."""
+
+import sys
+
+from augury import process
+from worker_svc.app import start
+
+if __name__ == "__main__":
+    sys.exit(process.main("worker_svc", start))

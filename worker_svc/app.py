@@ -1,0 +1,90 @@
+"""Puts a worker together from settings: engine, service, registration."""
+
+import asyncio
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import torch
+
+from augury import rpc
+from augury.config import Settings
+from augury.models import model_folder, served_name
+from augury.types import WorkerInfo
+from augury.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+from worker_svc.engine import Engine, EngineOptions
+from worker_svc.registration import keep_registered
+from worker_svc.service import WorkerService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerApp:
+    """``registered`` is set while the scheduler knows the worker."""
+
+    listener: rpc.Listener
+    registered: asyncio.Event
+    registration: asyncio.Task[None]
+    scheduler: grpc.aio.Channel
+    executor: ThreadPoolExecutor
+
+    @property
+    def address(self) -> str:
+        return self.listener.address
+
+    async def stop(self, grace_s: float) -> None:
+        self.registration.cancel()
+        await asyncio.wait([self.registration])
+        await self.listener.stop(grace_s)
+        await self.scheduler.close()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def start(settings: Settings) -> WorkerApp:
+    """Load the model, serve at ``worker.address`` and register at ``scheduler.address``. Raises OSError, ValueError."""
+    executor = ThreadPoolExecutor(1, "engine", _set_threads, (settings.worker.threads,))
+    folder = model_folder(settings.model.path, os.environ)
+    engine = await asyncio.get_running_loop().run_in_executor(executor, _load, settings)
+    listener = await rpc.listen(
+        settings.worker.address, partial(add_WorkerServicer_to_server, WorkerService(engine, executor))
+    )
+    info = WorkerInfo(
+        worker_id=settings.worker.id or f"worker-{secrets.token_hex(4)}",
+        incarnation=secrets.token_hex(8),
+        address=settings.worker.advertise or listener.address,
+        model=served_name(settings.model.name, folder),
+        fingerprint=engine.description.fingerprint,
+        num_blocks=engine.num_blocks,
+        block_size=settings.kv.block_size,
+        max_model_len=engine.description.max_model_len,
+        vocab_size=engine.description.vocab_size,
+    )
+    scheduler, registered = rpc.connect(settings.scheduler.address), asyncio.Event()
+    return WorkerApp(
+        listener=listener,
+        registered=registered,
+        registration=asyncio.create_task(keep_registered(info, scheduler, registered)),
+        scheduler=scheduler,
+        executor=executor,
+    )
+
+
+def _load(settings: Settings) -> Engine:
+    return Engine.load(
+        model_folder(settings.model.path, os.environ),
+        EngineOptions(
+            dtype=settings.model.dtype,
+            block_size=settings.kv.block_size,
+            num_blocks=settings.kv.num_blocks,
+            memory_mb=settings.kv.memory_mb,
+            max_len=settings.model.max_len,
+            attention=settings.worker.attention,
+        ),
+    )
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
