@@ -41,7 +41,7 @@ class Embedded:
 
 
 async def start(settings: Settings) -> Embedded:
-    """Start the three services behind the gateway, in the order in which they need one another. Raises OSError, ValueError."""
+    """Start the three services behind the gateway, each after those it needs. Raises OSError, ValueError."""
     settings = local_settings(settings)
     async with AsyncExitStack() as stack:
         await _add(stack, await kvcache_svc.app.start(settings))

@@ -1,11 +1,12 @@
 """The gRPC face of the KV service: pools by worker, one coordinator each, the registry kept informed."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from augury import convert
+from augury import convert, limits
 from augury.errors import AuguryError, FencedError, UnknownPoolError
 from augury.types import Grant, PoolSpec, Proposal
 from augury.v1 import kvcache_pb2
@@ -22,12 +23,15 @@ class KVCacheService(KVCacheServicer):
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._pools: dict[str, Coordinator] = {}
+        self._used_at: dict[str, float] = {}
 
     async def OpenPool(self, request: kvcache_pb2.OpenPoolRequest, context: Context) -> kvcache_pb2.OpenPoolReply:
         spec = convert.pool_from_wire(request)
+        self._forget_idle()
         restored = {} if spec.pool in self._pools else await self._registry.load(spec)
         coordinator = open_pool(self._pools.get(spec.pool), spec, restored)
         self._pools[spec.pool] = coordinator
+        self._used_at[spec.pool] = time.monotonic()
         self._record(spec, coordinator)
         pool = coordinator.pool
         return kvcache_pb2.OpenPoolReply(num_available=pool.num_available, num_cached=pool.num_cached)
@@ -46,7 +50,7 @@ class KVCacheService(KVCacheServicer):
         if coordinator is not None:
             if request.epoch < coordinator.spec.epoch:
                 raise FencedError(f"epoch {request.epoch}, but the pool is at {coordinator.spec.epoch}")
-            del self._pools[request.pool]
+            del self._pools[request.pool], self._used_at[request.pool]
             self._registry.drop(request.pool)
         return kvcache_pb2.ClosePoolReply()
 
@@ -58,9 +62,15 @@ class KVCacheService(KVCacheServicer):
         coordinator = self._pools.get(proposal.pool)
         if coordinator is None:
             raise UnknownPoolError(f"pool {proposal.pool} is not open")
+        self._used_at[proposal.pool] = time.monotonic()
         grant = coordinator.step(proposal)
         self._record(coordinator.spec, coordinator)
         return grant
+
+    def _forget_idle(self) -> None:
+        oldest = time.monotonic() - limits.POOL_IDLE_SECONDS
+        for pool in [pool for pool, used_at in self._used_at.items() if used_at < oldest]:
+            del self._pools[pool], self._used_at[pool]
 
     def _record(self, spec: PoolSpec, coordinator: Coordinator) -> None:
         sealed, gone = coordinator.pool.take_index_changes()

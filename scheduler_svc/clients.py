@@ -52,6 +52,8 @@ class PingPong(Generic[Sent, Received]):
             answer = await call.read()
         except grpc.aio.AioRpcError as error:
             self.close()
+            if error.code() == grpc.StatusCode.CANCELLED:
+                raise NoWorkerError("the stream was cancelled") from None
             raise rpc.to_domain(error) from None
         except asyncio.InvalidStateError:
             self.close()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from augury import limits
 from augury.errors import AuguryError, FencedError, UnknownPoolError
 from augury.types import Delta, Grant, Outcome, PoolSpec, Proposal, Step
 from scheduler_svc.clients import KvClient, WorkerClient
@@ -32,10 +33,24 @@ class LaneLoop:
         self._publish = publish
         self._wake = asyncio.Event()
         self._failures = 0
+        self._opened = False
+        self._heard_at = time.monotonic()
+        self._asked_at: float | None = None
 
     def wake(self) -> None:
         """There may be something to do."""
         self._wake.set()
+
+    def heard(self) -> None:
+        """The worker gave a sign of life."""
+        self._heard_at = time.monotonic()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker takes requests, was heard of lately and does not hang in a step."""
+        now = time.monotonic()
+        stalled = self._asked_at is not None and now - self._asked_at > limits.STALL_SECONDS
+        return self._opened and now - self._heard_at < limits.SILENCE_SECONDS and not stalled
 
     async def open(self) -> None:
         """Begin a new epoch at the KV service; requests that were running start over with the tokens they have."""
@@ -43,6 +58,7 @@ class LaneLoop:
         self._spec = replace(self._spec, epoch=epoch)
         num_available = await self._kv.open_pool(self._spec)
         self.lane.fence(epoch, num_available)
+        self._opened = True
 
     async def run(self) -> None:
         """Iterate for ever. A refused message means a fence: nothing is lost but the work in flight."""
@@ -77,6 +93,7 @@ class LaneLoop:
 
     async def _execute(self, step: Step) -> Outcome | None:
         """The outcome; None where the worker refused the step, once after a fresh start, then its requests fail."""
+        self._asked_at = time.monotonic()
         try:
             outcome = await self._worker.execute(step)
         except (FencedError, UnknownPoolError):
@@ -90,5 +107,7 @@ class LaneLoop:
                 self._publish([delta for row in step.rows for delta in self.lane.fail(row.handle, error)])
             await self.open()
             return None
+        finally:
+            self._asked_at = None
         self._failures = 0
         return outcome

@@ -13,6 +13,7 @@ class Outbox:
     def __init__(self) -> None:
         self.handles: dict[int, int] = {}
         self._deltas: list[Delta] = []
+        self._closed = False
         self._filled = asyncio.Event()
 
     def check_open(self, ticket: int) -> None:
@@ -28,9 +29,16 @@ class Outbox:
             self.handles.pop(delta.ticket, None)
         self._filled.set()
 
+    def close(self) -> None:
+        """No more is wanted."""
+        self._closed = True
+        self._filled.set()
+
     async def take(self) -> list[Delta]:
-        """Everything since the last call, at least one delta."""
+        """Everything since the last call, at least one delta; none once the outbox is closed."""
         await self._filled.wait()
+        if self._closed:
+            return []
         self._filled.clear()
         deltas, self._deltas = self._deltas, []
         return deltas

@@ -46,14 +46,10 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
     ) -> AsyncIterator[scheduler_pb2.ServerMessage]:
         outbox = Outbox()
         reader = asyncio.create_task(self._read(request_iterator, outbox))
+        reader.add_done_callback(lambda _: outbox.close())
         try:
-            while not reader.done():
-                taker = asyncio.ensure_future(outbox.take())
-                await asyncio.wait({reader, taker}, return_when=asyncio.FIRST_COMPLETED)
-                if taker.done():
-                    yield convert.deltas_to_wire(taker.result())
-                else:
-                    taker.cancel()
+            while deltas := await outbox.take():
+                yield convert.deltas_to_wire(deltas)
             await reader
         finally:
             reader.cancel()
@@ -66,7 +62,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
             model=workers[0].model if workers else "",
             max_model_len=self._cluster.max_len or 0,
             vocab_size=min((worker.vocab_size for worker in workers), default=0),
-            workers=[_state(lane) for lane in self._cluster.lanes.values()],
+            workers=[_state(loop) for loop in self._loops.values()],
             num_parked=len(self._cluster.parked),
         )
 
@@ -116,7 +112,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
             raise InvalidRequestError("a worker's first message must be its hello")
         info = convert.hello_from_wire(first.hello)
         loop = self._new_loop(info)
-        tasks = {asyncio.create_task(_drain(request_iterator)), asyncio.create_task(self._drive(info, loop))}
+        tasks = {asyncio.create_task(_listen(request_iterator, loop)), asyncio.create_task(self._drive(info, loop))}
         try:
             yield scheduler_pb2.WorkerOrders(registered=True)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -154,9 +150,9 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
         await loop.close()
 
 
-async def _drain(reports: AsyncIterator[scheduler_pb2.WorkerReport]) -> None:
+async def _listen(reports: AsyncIterator[scheduler_pb2.WorkerReport], loop: LaneLoop) -> None:
     async for _ in reports:
-        pass
+        loop.heard()
 
 
 def _pool_spec(info: WorkerInfo) -> PoolSpec:
@@ -170,11 +166,11 @@ def _pool_spec(info: WorkerInfo) -> PoolSpec:
     )
 
 
-def _state(lane: Scheduler) -> scheduler_pb2.WorkerState:
-    counters = lane.counters
+def _state(loop: LaneLoop) -> scheduler_pb2.WorkerState:
+    lane, counters = loop.lane, loop.lane.counters
     return scheduler_pb2.WorkerState(
         worker_id=lane.config.pool,
-        ready=True,
+        ready=loop.ready,
         num_running=len(lane.running),
         num_waiting=len(lane.waiting),
         num_blocks=lane.config.num_blocks,

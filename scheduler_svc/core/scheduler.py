@@ -286,9 +286,7 @@ class Scheduler:
         stopping = request.generation.stopping
         if token in stopping.stop_token_ids and request.num_emitted > stopping.min_tokens:
             return EndReason.STOP
-        if request.num_emitted >= stopping.max_tokens or len(request.tokens) >= self.config.max_len:
-            return EndReason.LENGTH
-        return None
+        return EndReason.LENGTH if request.num_emitted >= stopping.max_tokens else None
 
     def _start_over(self, handle: int) -> None:
         """The worker does not recognise the hit: recompute, and let nobody hit those keys again (DESIGN §3.4)."""

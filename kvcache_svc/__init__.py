@@ -1,0 +1,1 @@
+"""The KV service: who holds which block of which worker."""
