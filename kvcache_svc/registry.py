@@ -15,8 +15,11 @@ class Registry(Protocol):
     """What a pool's blocks hold, as (key, block). Content belongs to a spec but for its epoch."""
 
     async def load(self, spec: PoolSpec) -> dict[bytes, int]:
-        """Open a pool: its known content, at most one key a block; empty where there is none of this incarnation,
-        fingerprint and geometry, or it cannot be reached. What it holds of another kind is forgotten."""
+        """Open a pool: its known content, at most one key a block.
+
+        Empty where none is known of this incarnation, fingerprint and geometry, or the registry cannot be reached.
+        Content of another incarnation, fingerprint or geometry is forgotten.
+        """
         ...
 
     def record(self, spec: PoolSpec, sealed: Sequence[tuple[bytes, int]], gone: Sequence[bytes]) -> None:
@@ -38,8 +41,10 @@ class Registry(Protocol):
 
 
 def open_registry(url: str | None, key_prefix: str) -> Registry:
-    """The registry at a Redis ``url``, else in memory. Must be called inside the event loop. Raises ValueError for a bad
-    url."""
+    """The registry at a Redis ``url``, else in memory. Must be called inside the event loop.
+
+    Raises ValueError for a bad url.
+    """
     if url is None:
         return MemoryRegistry()
     from kvcache_svc.registry_redis import RedisRegistry  # redis is an optional dependency

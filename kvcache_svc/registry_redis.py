@@ -13,14 +13,14 @@ batch may be lost, doubled or half known, and Redis still ends as the mirror.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from augury import limits
 from augury.keys import KEY_BYTES
@@ -110,10 +110,9 @@ class RedisRegistry:
         return "redis" if self._caught_up else "redis (degraded)"
 
     async def load(self, spec: PoolSpec) -> dict[bytes, int]:
-        if spec.pool not in self._pools:
+        if spec.pool not in self._pools and spec.pool not in self._dropped:
             loaded = await self._read(spec)
             self._pools.setdefault(spec.pool, loaded)
-            self._dropped.discard(spec.pool)
         content = dict(self._pool(spec).blocks)
         self._wake.set()
         return content
@@ -124,7 +123,8 @@ class RedisRegistry:
 
     def drop(self, pool: str) -> None:
         self._pools.pop(pool, None)
-        self._dropped.add(pool)
+        if len(self._dropped) < limits.MAX_REGISTRY_QUEUE:  # beyond it, Redis forgets the pool by itself
+            self._dropped.add(pool)
         self._wake.set()
 
     async def close(self) -> None:
@@ -152,7 +152,8 @@ class RedisRegistry:
         pipe.hgetall(meta_key)
         pipe.hgetall(blocks_key)
         try:
-            meta, fields = await pipe.execute(raise_on_error=False)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                meta, fields = await pipe.execute(raise_on_error=False)
         except _FAILURES as error:
             _log.warning("registry not reachable", extra={"pool": spec.pool, "reason": str(error)})
             return _Pool(spec, {}, None)
@@ -167,62 +168,125 @@ class RedisRegistry:
     # --- writing ---
 
     async def _write_behind(self) -> None:
-        pause, longest = limits.CONNECT_RETRY_SECONDS
-        while True:
+        first, longest = limits.CONNECT_RETRY_SECONDS
+        pause, look = first, True
+        while not self._closing or self._wake.is_set():
             self._wake.clear()
             try:
-                await self._catch_up()
+                await self._catch_up(look)
             except _FAILURES as error:
                 self._lose(error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-                continue
-            self._caught_up, pause = True, limits.CONNECT_RETRY_SECONDS[0]
-            if self._closing and not self._wake.is_set():
-                return
-            await self._gather()
+                pause, look = min(2 * pause, longest), True
+                self._wake.set()
+            else:
+                self._caught_up, pause = True, first
+                look = not (self._closing or await self._gather())
 
-    async def _gather(self) -> None:
-        """Wait for something to write and a little more, or for the next look at whether Redis still has it all."""
+    async def _gather(self) -> bool:
+        """Wait for something to write and a little more, or not, when it is time to look after Redis."""
         try:
             async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            return False
         if not self._closing:
             await asyncio.sleep(GATHER_SECONDS)
+        return True
 
-    def _lose(self, error: Exception) -> None:
-        """Which of the last batch arrived is unknown, so every pool is written anew."""
-        if self._caught_up:
-            _log.warning("registry lost", extra={"reason": str(error)})
-        self._caught_up = False
-        for pool in self._pools.values():
-            pool.lose()
+    async def _catch_up(self, look: bool) -> None:
+        """Write until Redis equals the mirror; with ``look``, check also pools of which nothing waits.
 
-    async def _catch_up(self) -> None:
-        """Write until Redis equals the mirror. Raises RedisError or OSError."""
+        Raises RedisError or OSError.
+        """
+        if look:
+            await self._redis.ping()
         for name in list(self._dropped):
             await self._redis.delete(*self._keys(name))
             self._dropped.discard(name)
-        for pool in list(self._pools.values()):
-            await self._write(pool)
-            while pool.is_behind and self._pools.get(pool.spec.pool) is pool:
-                await self._write(pool)
+        pools = [pool for pool in self._pools.values() if look or pool.is_behind]
+        while pools:
+            for pool in pools:
+                if not await self._write(pool):
+                    self._lose_all()
+            pools = [pool for pool in self._pools.values() if pool.is_behind]
 
-    async def _write(self, pool: _Pool) -> None:
-        """One transaction: the next batch, or just a look at the batch number where nothing waits."""
-        meta_key, blocks_key = self._keys(pool.spec.pool)
+    async def _write(self, pool: _Pool) -> bool:
+        """One transaction with the next batch, if there is one. False if Redis was not as the last batch left it."""
         pipe = self._redis.pipeline(transaction=True)
-        if pool.batch is None:
+        meta_key, blocks_key = self._keys(pool.spec.pool)
+        anew = pool.batch is None
+        if anew:
             pool.restart()
             pipe.delete(meta_key, blocks_key)
-        pipe.hget(meta_key, "batch")
-        expected = pool.batch
-        if pool.is_behind or expected == 0:
-            pass
-        raise NotImplementedError
+        else:
+            pipe.hget(meta_key, "batch")
+        before = pool.batch
+        assert before is not None
+        if anew or pool.is_behind:
+            self._add_batch(pipe, pool, before + 1)
+        replies = await pipe.execute(raise_on_error=False)
+        errors = [reply for reply in replies if isinstance(reply, RedisError)]
+        if anew and errors:
+            raise errors[0]
+        if errors or not (anew or replies[0] == b"%d" % before):
+            return False
+        if len(replies) > 1 and pool.batch is not None:
+            pool.batch = before + 1
+        return True
+
+    def _add_batch(self, pipe: Pipeline, pool: _Pool, batch: int) -> None:
+        meta_key, blocks_key = self._keys(pool.spec.pool)
+        present, absent = pool.take()
+        meta = {**_content_meta(pool.spec), b"epoch": b"%d" % pool.spec.epoch, b"batch": b"%d" % batch}
+        pipe.hset(meta_key, items=_flat(meta))
+        if present:
+            pipe.hset(blocks_key, items=_flat(present))
+        if absent:
+            pipe.hdel(blocks_key, *absent)
+        for key in (meta_key, blocks_key):
+            pipe.expire(key, KEEP_SECONDS)
+
+    def _lose(self, error: Exception) -> None:
+        if self._caught_up:
+            _log.warning("registry lost, going on without", extra={"reason": str(error)})
+        self._caught_up = False
+        self._lose_all()
+
+    def _lose_all(self) -> None:
+        """What lost one pool's writes lost perhaps every pool's, so all are written anew."""
+        for pool in self._pools.values():
+            pool.lose()
 
     def _keys(self, pool: str) -> tuple[str, str]:
         base = f"{self._prefix}:v1:{{{pool}}}"
         return f"{base}:meta", f"{base}:blocks"
+
+
+def _content_meta(spec: PoolSpec) -> dict[bytes, bytes]:
+    """What has to be equal for the blocks to mean the same."""
+    return {
+        b"incarnation": spec.incarnation.encode(),
+        b"fingerprint": spec.fingerprint.encode(),
+        b"num_blocks": b"%d" % spec.num_blocks,
+        b"block_size": b"%d" % spec.block_size,
+    }
+
+
+def _flat(fields: Mapping[bytes, bytes | int]) -> list[bytes | int]:
+    return list(chain.from_iterable(fields.items()))
+
+
+def _sound(fields: Mapping[bytes, bytes], num_blocks: int) -> dict[bytes, int]:
+    """The entries that can be true: whole keys, blocks of the pool, and no block under two keys."""
+    numbers = {key: _number(value) for key, value in fields.items() if len(key) == KEY_BYTES}
+    holders = Counter(numbers.values())
+    return {
+        key: block
+        for key, block in numbers.items()
+        if block is not None and 0 < block < num_blocks and holders[block] == 1
+    }
+
+
+def _number(text: bytes) -> int | None:
+    return int(text) if text.isdigit() and len(text) < 19 else None

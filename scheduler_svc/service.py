@@ -107,12 +107,13 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
     async def Register(
         self, request_iterator: AsyncIterator[scheduler_pb2.WorkerReport], context: Context
     ) -> AsyncIterator[scheduler_pb2.WorkerOrders]:
-        first = await anext(request_iterator)
+        reports = aiter(request_iterator)
+        first = await anext(reports)
         if first.WhichOneof("body") != "hello":
             raise InvalidRequestError("a worker's first message must be its hello")
         info = convert.hello_from_wire(first.hello)
         loop = self._new_loop(info)
-        tasks = {asyncio.create_task(_listen(request_iterator, loop)), asyncio.create_task(self._drive(info, loop))}
+        tasks = {asyncio.create_task(_listen(reports, loop)), asyncio.create_task(self._drive(info, loop))}
         try:
             yield scheduler_pb2.WorkerOrders(registered=True)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

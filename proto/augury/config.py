@@ -58,7 +58,7 @@ class WorkerSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
     advertise: Annotated[str | None, doc("Address told to the scheduler; unset: the bound one")] = None
     id: Annotated[str | None, doc("Name of this worker; unset: a random one")] = None
-    attention: Annotated[Literal["reference"], doc("Attention backend")] = "reference"
+    attention: Annotated[Literal["reference", "cpu"], doc("Attention backend")] = "cpu"
     threads: Annotated[AtLeast1 | None, doc("Threads of the forward pass; unset: one per core")] = None
 
 

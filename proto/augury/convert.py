@@ -179,6 +179,8 @@ def deltas_from_wire(wire: scheduler_pb2.ServerMessage) -> list[Delta]:
     ended = {end.ticket: _ended_from_wire(end) for end in wire.ended}
     tokens = _split(to_ints(wire.tokens), counts)
     last = {ticket: index for index, ticket in enumerate(tickets)}
+    if not ended.keys() <= last.keys():
+        raise InvalidRequestError("the column of tickets lacks one that ended")
     return [
         Delta(ticket=ticket, tokens=part, ended=ended.get(ticket) if last[ticket] == index else None)
         for index, (ticket, part) in enumerate(zip(tickets, tokens, strict=True))
@@ -196,6 +198,8 @@ def _ended_to_wire(ticket: int, ended: Ended) -> scheduler_pb2.Ended:
 
 
 def _ended_from_wire(wire: scheduler_pb2.Ended) -> Ended:
+    if wire.reason not in _REASONS_BACK:
+        raise InvalidRequestError(f"unknown end reason {wire.reason}")
     return Ended(
         reason=_REASONS_BACK[wire.reason],
         error_code=wire.error_code or None,

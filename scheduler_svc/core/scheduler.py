@@ -57,7 +57,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ContextLengthError where it could never fit."""
         check_fits(request, self.config.max_len)
-        request.keys = []
+        request.keys, request.denied_at = [], None
         self._requests[request.handle] = request
         self.waiting.add(request)
 

@@ -1,0 +1,1 @@
+"""Everything that starts, installs or measures the services."""

@@ -1,0 +1,1 @@
+"""Load on a server over HTTP, and the speed of the engine alone."""

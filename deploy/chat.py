@@ -1,0 +1,90 @@
+"""A chat client for any OpenAI-compatible address: what `augury chat` and the greeting after a start use."""
+
+import argparse
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+import anyio
+import httpx
+import msgspec
+
+Messages = list[dict[str, str]]
+
+GREETING = "Say hello to a new user in one short sentence."
+
+
+class ChatError(Exception):
+    """The server answered with an error."""
+
+
+async def stream(client: httpx.AsyncClient, model: str, messages: Messages) -> AsyncGenerator[str, None]:
+    """The answer's pieces as they come. Raises ChatError, httpx.HTTPError."""
+    body = {"model": model, "messages": messages, "stream": True}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.is_error:
+            raise ChatError(_message(await response.aread()))
+        async for line in response.aiter_lines():
+            data = line.removeprefix("data: ")
+            if data == line or data == "[DONE]":
+                continue
+            chunk = msgspec.json.decode(data)
+            if "error" in chunk:
+                raise ChatError(chunk["error"]["message"])
+            for choice in chunk["choices"]:
+                yield choice["delta"].get("content") or ""
+
+
+async def greet(url: str, model: str) -> None:
+    """One question and its answer on standard output, with the time it took."""
+    print(f"\n> {GREETING}", flush=True)
+    started = time.perf_counter()
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+        async for piece in stream(client, model, [{"role": "user", "content": GREETING}]):
+            print(piece, end="", flush=True)
+    print(f"\n({time.perf_counter() - started:.1f} s)\n", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Chat in the terminal until end of file."""
+    parser = argparse.ArgumentParser(prog="augury chat", description="Chat with a running server; Ctrl-D ends.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    parser.add_argument("--model", help="default: the first one the server lists")
+    options = parser.parse_args(argv)
+    try:
+        anyio.run(_chat, options.url, options.model)
+    except (ChatError, httpx.HTTPError) as error:
+        print(f"augury chat: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _chat(url: str, model: str | None) -> None:
+    messages: Messages = []
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+        model = model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+        while question := await anyio.to_thread.run_sync(_ask):
+            messages.append({"role": "user", "content": question})
+            answer = ""
+            async for piece in stream(client, model, messages):
+                answer += piece
+                print(piece, end="", flush=True)
+            print()
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str:
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return ""
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200]

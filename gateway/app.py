@@ -1,0 +1,106 @@
+"""The ASGI application: routes, and what is not worth a file of its own."""
+
+import asyncio
+import time
+from importlib.metadata import version
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from augury.errors import NoWorkerError
+from gateway import failures
+from gateway.backend import Backend
+from gateway.body import read_body
+from gateway.endpoints import Endpoints, check_model
+from gateway.metrics import Metrics
+from gateway.middleware import RequestIdAndCount
+from gateway.model import ServedModel
+from gateway.schema import DetokenizeRequest, TokenizeRequest, parse
+
+_PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(backend: Backend, model: ServedModel) -> FastAPI:
+    """The gateway of one model. It may be made outside an event loop, unlike its backend."""
+    metrics = Metrics()
+    app = FastAPI(title="Augury", openapi_url=None)
+    app.add_middleware(RequestIdAndCount, metrics=metrics)
+    failures.install(app)
+    endpoints, side = Endpoints(model, backend, metrics), _Side(model, backend, metrics)
+    posts = {
+        "/v1/chat/completions": endpoints.chat,
+        "/v1/completions": endpoints.completions,
+        "/tokenize": side.tokenize,
+        "/detokenize": side.detokenize,
+    }
+    gets = {
+        "/v1/models": side.models,
+        "/v1/models/{model_id:path}": side.one_model,
+        "/health": side.ready,
+        "/health/ready": side.ready,
+        "/health/live": side.live,
+        "/metrics": side.metrics,
+        "/version": side.version,
+    }
+    for path, handler in posts.items():
+        app.add_api_route(path, handler, methods=["POST"], response_model=None)
+    for path, handler in gets.items():
+        app.add_api_route(path, handler, methods=["GET"], response_model=None)
+    return app
+
+
+class _Side:
+    """Everything that does not generate."""
+
+    def __init__(self, model: ServedModel, backend: Backend, metrics: Metrics) -> None:
+        self._model = model
+        self._backend = backend
+        self._metrics = metrics
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: Request) -> Response:
+        check_model(request.path_params["model_id"], self._model)
+        return _json(self._card())
+
+    async def live(self, request: Request) -> Response:
+        """The event loop turns."""
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """At least one worker takes requests."""
+        if not (await self._backend.describe()).num_ready_workers:
+            raise NoWorkerError("no worker is ready")
+        return _json({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            description = await self._backend.describe()
+        except NoWorkerError:
+            description = None
+        return Response(self._metrics.render(description), media_type=_PROMETHEUS_TEXT)
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": version("augury")})
+
+    async def tokenize(self, request: Request) -> Response:
+        asked, _ = parse(TokenizeRequest, await read_body(request))
+        check_model(asked.model, self._model)
+        (tokens,) = await asyncio.to_thread(
+            self._model.encode, [asked.prompt], add_special_tokens=asked.add_special_tokens
+        )
+        return _json({"count": len(tokens), "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked, _ = parse(DetokenizeRequest, await read_body(request))
+        check_model(asked.model, self._model)
+        return _json({"prompt": self._model.decode(asked.tokens)})
+
+    def _card(self) -> dict[str, object]:
+        return {"id": self._model.name, "object": "model", "created": self._created, "owned_by": "augury"}
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,173 @@
+"""The scheduler as a Backend: one long-lived Generate stream carries every request of this process.
+
+The stream is opened by the first request and, after it broke, by the next one; the pauses between attempts to connect
+are the channel's (limits.CONNECT_RETRY_SECONDS). When it breaks, the scheduler cancels what came over it, and every
+request still open here fails with NoWorkerError.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from itertools import count
+
+import grpc
+
+from augury import limits
+from augury.convert import deltas_from_wire, submit_to_wire
+from augury.errors import AuguryError, InvalidRequestError, NoWorkerError, OverloadedError
+from augury.types import Delta, Ended, Generation
+from augury.v1 import scheduler_pb2 as pb
+from augury.v1.scheduler_pb2_grpc import SchedulerStub
+from gateway.backend import Description
+
+_DESCRIBE_TIMEOUT_S = 2.0
+_log = logging.getLogger(__name__)
+
+_Call = grpc.aio.StreamStreamCall[pb.ClientMessage, pb.ServerMessage]
+
+
+class SchedulerClient:
+    """Must be made and used inside one event loop."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = SchedulerStub(channel)
+        self._tickets = count(1)
+        self._link: _Link | None = None
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        """As Backend.generate."""
+        link = self._open_link()
+        ticket = next(self._tickets)
+        mailbox = link.submit(ticket, generation)
+        try:
+            ended = None
+            while ended is None:
+                delta = await mailbox.take()
+                ended = delta.ended
+                yield delta
+        finally:
+            link.leave(ticket)
+
+    async def describe(self) -> Description:
+        """As Backend.describe."""
+        try:
+            wire = await self._stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("the scheduler does not answer", extra={"reason": error.details()})
+            raise NoWorkerError("the scheduler does not answer") from error
+        return Description(
+            max_model_len=wire.max_model_len or None,
+            vocab_size=wire.vocab_size or None,
+            num_ready_workers=sum(worker.ready for worker in wire.workers),
+            num_running=sum(worker.num_running for worker in wire.workers),
+            num_waiting=sum(worker.num_waiting for worker in wire.workers) + wire.num_parked,
+        )
+
+    async def close(self) -> None:
+        """Break the stream; open requests fail."""
+        if self._link is not None:
+            await self._link.close()
+
+    def _open_link(self) -> "_Link":
+        if self._link is None or self._link.broken is not None:
+            self._link = _Link(self._stub.Generate())
+        return self._link
+
+
+class _Link:
+    """One life of the stream: the open requests by ticket, and the tasks that read and write."""
+
+    def __init__(self, call: _Call) -> None:
+        self.broken: AuguryError | None = None
+        self._call = call
+        self._open: dict[int, _Mailbox] = {}
+        self._outbox: asyncio.Queue[pb.ClientMessage] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    def submit(self, ticket: int, generation: Generation) -> "_Mailbox":
+        """Raises OverloadedError where too many requests are open, or wait to be sent."""
+        if max(len(self._open), self._outbox.qsize()) >= limits.MAX_REQUESTS_PER_GATEWAY:
+            raise OverloadedError("the gateway has too many requests open")
+        mailbox = self._open[ticket] = _Mailbox()
+        self._outbox.put_nowait(pb.ClientMessage(submit=submit_to_wire(ticket, generation)))
+        return mailbox
+
+    def leave(self, ticket: int) -> None:
+        """Forget a request; cancel it if it has not ended."""
+        mailbox = self._open.pop(ticket)
+        if mailbox.ended is None and self.broken is None:
+            self._outbox.put_nowait(pb.ClientMessage(cancel=pb.Cancel(ticket=ticket)))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+    async def _read(self) -> None:
+        reason = "closed by the gateway"
+        try:
+            while isinstance(message := await self._call.read(), pb.ServerMessage):
+                self._deliver(message)
+            reason = "closed by the scheduler"
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except InvalidRequestError as error:
+            reason = f"a message cannot be read: {error}"
+        finally:
+            self._break(reason)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._call.write(await self._outbox.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader learns the reason
+
+    def _deliver(self, message: pb.ServerMessage) -> None:
+        for delta in deltas_from_wire(message):
+            mailbox = self._open.get(delta.ticket)
+            if mailbox is not None:  # a cancelled request may still bring deltas
+                mailbox.put(delta)
+
+    def _break(self, reason: str) -> None:
+        _log.warning("the stream to the scheduler broke", extra={"reason": reason, "num_open": len(self._open)})
+        self.broken = NoWorkerError("the connection to the scheduler was lost")
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for mailbox in self._open.values():
+            mailbox.fail(self.broken)
+
+
+class _Mailbox:
+    """What arrived for one request and was not taken yet, merged. One reader."""
+
+    __slots__ = ("_arrived", "_error", "_ticket", "_tokens", "ended")
+
+    def __init__(self) -> None:
+        self.ended: Ended | None = None
+        self._ticket = 0
+        self._tokens: tuple[int, ...] = ()
+        self._error: AuguryError | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        self._ticket = delta.ticket
+        self._tokens += delta.tokens
+        self.ended = delta.ended
+        self._arrived.set()
+
+    def fail(self, error: AuguryError) -> None:
+        self._error = error
+        self._arrived.set()
+
+    async def take(self) -> Delta:
+        """Raises the error given to ``fail``, once all tokens that came before it were taken."""
+        await self._arrived.wait()
+        if self._error is not None and not self._tokens and self.ended is None:
+            raise self._error
+        if self._error is None:
+            self._arrived.clear()
+        delta = Delta(ticket=self._ticket, tokens=self._tokens, ended=self.ended)
+        self._tokens = ()
+        return delta

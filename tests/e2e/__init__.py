@@ -1,0 +1,1 @@
+"""Whole systems: real models, real sockets, real processes."""

@@ -1,0 +1,165 @@
+"""Whole systems for tests: every service in this process, or each in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from augury import config, rpc
+from augury.types import Generation, SamplingParams, StopParams
+from augury.v1 import kvcache_pb2, scheduler_pb2
+from augury.v1.kvcache_pb2_grpc import KVCacheStub
+from augury.v1.scheduler_pb2_grpc import SchedulerStub
+from deploy import embedded
+from gateway.client import SchedulerClient
+
+START_SECONDS = 90.0
+
+
+def generation(prompt: Sequence[int], num_tokens: int, **sampling: object) -> Generation:
+    """``num_tokens`` tokens after ``prompt``, whatever they are; greedy unless ``sampling`` says otherwise."""
+    params = {"temperature": 0.0, **sampling}
+    return Generation(
+        request_id="test",
+        prompt=tuple(prompt),
+        sampling=SamplingParams(**params),  # type: ignore[arg-type]
+        stopping=StopParams(max_tokens=num_tokens),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess:
+    """The services of `augury serve` behind the gateway, and the gateway's client to them."""
+
+    client: SchedulerClient
+    scheduler: SchedulerStub
+    kvcache: KVCacheStub
+
+    async def tokens(self, wanted: Generation) -> list[int]:
+        return [token async for delta in self.client.generate(wanted) for token in delta.tokens]
+
+    async def worker(self) -> scheduler_pb2.WorkerState:
+        (state,) = (await self.scheduler.Describe(scheduler_pb2.DescribeRequest())).workers  # type: ignore[misc]
+        return state
+
+    async def pool(self) -> kvcache_pb2.PoolState:
+        (state,) = (await self.kvcache.Inspect(kvcache_pb2.InspectRequest())).pools  # type: ignore[misc]
+        return state
+
+
+@asynccontextmanager
+async def in_process(folder: Path, *overrides: str) -> AsyncIterator[InProcess]:
+    """The embedded system serving ``folder``."""
+    services = await embedded.start(config.load(overrides=[f"model.path={folder}", *overrides]))
+    client, kvcache = SchedulerClient(services.channel), rpc.connect("local:kvcache")
+    try:
+        yield InProcess(client=client, scheduler=SchedulerStub(services.channel), kvcache=KVCacheStub(kvcache))
+    finally:
+        await client.close()
+        await kvcache.close()
+        await services.stop()
+
+
+@dataclass(slots=True)
+class Process:
+    """A service as a process, with what it printed."""
+
+    name: str
+    popen: subprocess.Popen[str]
+    ready: threading.Event = field(default_factory=threading.Event)
+    address: str = ""
+    output: list[str] = field(default_factory=list)
+
+    def watch(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.output.append(line)
+            if line.startswith(f"{self.name} ready at "):
+                self.address = line.split()[-1]
+                self.ready.set()
+        self.ready.set()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.popen.kill()
+        self.popen.wait()
+
+
+class Processes:
+    """The four services, each in its own process, with ``num_workers`` workers and Redis at ``redis_url``."""
+
+    def __init__(self, folder: Path, redis_url: str, sockets: Path | None, num_workers: int = 2) -> None:
+        """Services meet at unix sockets in ``sockets``, or over TCP where that is None."""
+        self._settings = {"model.path": str(folder), "registry.url": redis_url, "worker.threads": "1"}
+        self._sockets = sockets
+        self._num_workers = num_workers
+        self.running: dict[str, Process] = {}
+
+    @property
+    def url(self) -> str:
+        return self.running["gateway"].address
+
+    def __enter__(self) -> Self:
+        try:
+            kvcache = self._start("kvcache_svc", **{"kvcache.address": self._address("kvcache")})
+            self._settings["kvcache.address"] = self._wait(kvcache)
+            scheduler = self._start("scheduler_svc", **{"scheduler.address": self._address("scheduler")})
+            self._settings["scheduler.address"] = self._wait(scheduler)
+            workers = [self.start_worker(f"worker-{index}") for index in range(self._num_workers)]
+            gateway = self._start("gateway", **{"gateway.port": "0"})
+            for process in (*workers, gateway):
+                self._wait(process)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.running.values():
+            process.kill()
+
+    def describe(self) -> scheduler_pb2.Description:
+        with grpc.insecure_channel(self._settings["scheduler.address"]) as channel:
+            return SchedulerStub(channel).Describe(scheduler_pb2.DescribeRequest(), timeout=START_SECONDS)
+
+    def restart(self, name: str) -> None:
+        """Start a service that has ended again, at its address."""
+        option = f"{name.removesuffix('_svc')}.address"
+        self._wait(self._start(name, **{option: self._settings[option]}))
+
+    def start_worker(self, worker_id: str) -> Process:
+        address = self._address(worker_id)
+        return self._start("worker_svc", worker_id, **{"worker.id": worker_id, "worker.address": address})
+
+    def terminate(self, name: str) -> int:
+        """SIGTERM; returns the exit status."""
+        process = self.running[name]
+        process.popen.send_signal(signal.SIGTERM)
+        return process.popen.wait(START_SECONDS)
+
+    def _address(self, name: str) -> str:
+        return "127.0.0.1:0" if self._sockets is None else f"unix:{self._sockets / name}"
+
+    def _start(self, module: str, name: str | None = None, **settings: str) -> Process:
+        options = [option for pair in {**self._settings, **settings}.items() for option in ("--set", "=".join(pair))]
+        command = [sys.executable, "-m", module, *options]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        process = self.running[name or module] = Process(module, popen)
+        threading.Thread(target=process.watch, daemon=True).start()
+        return process
+
+    def _wait(self, process: Process) -> str:
+        assert process.ready.wait(START_SECONDS) and process.address, "".join(process.output)
+        return process.address

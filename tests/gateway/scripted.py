@@ -1,0 +1,84 @@
+"""A Backend in memory: it says what a script says, and remembers who asked and who left."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from augury.errors import AuguryError, NoWorkerError
+from augury.types import Delta, Ended, EndReason, Generation
+from gateway.backend import Description
+
+WINDOW = 200
+VOCAB = 401
+
+
+@dataclass(kw_only=True)
+class Script:
+    """What is said to one request: ``tokens``, ``group`` of them every ``pause_s``; then ``ended`` or an error."""
+
+    tokens: Sequence[int]
+    group: int = 1
+    pause_s: float = 0.0
+    num_cached: int = 0
+    error: AuguryError | None = None
+
+
+@dataclass
+class ScriptedBackend:
+    script: Callable[[Generation], Script]
+    num_workers: int = 1
+    reachable: bool = True
+    seen: list[Generation] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    cancelled: list[str] = field(default_factory=list)
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        self.seen.append(generation)
+        self.open.add(generation.request_id)
+        ended = None
+        try:
+            for delta in self._deltas(generation):
+                await asyncio.sleep(self.script(generation).pause_s)
+                ended = delta.ended
+                yield delta
+        finally:
+            self.open.remove(generation.request_id)
+            if ended is None:
+                self.cancelled.append(generation.request_id)
+
+    async def describe(self) -> Description:
+        if not self.reachable:
+            raise NoWorkerError("the scheduler does not answer")
+        ready = self.num_workers > 0
+        return Description(
+            max_model_len=WINDOW if ready else None,
+            vocab_size=VOCAB if ready else None,
+            num_ready_workers=self.num_workers,
+            num_running=len(self.open),
+            num_waiting=7,
+        )
+
+    def _deltas(self, generation: Generation) -> list[Delta]:
+        """As a worker would: up to a stop token or max_tokens; a script that runs out starts anew, or fails."""
+        script, stopping = self.script(generation), generation.stopping
+        tokens: list[int] = []
+        reason = EndReason.FAILED if script.error else EndReason.LENGTH
+        source = script.tokens if script.error else [*script.tokens] * stopping.max_tokens
+        for token in source[: stopping.max_tokens]:
+            tokens.append(token)
+            if token in stopping.stop_token_ids:
+                reason = EndReason.STOP
+                break
+        error = script.error if reason is EndReason.FAILED else None
+        ended = Ended(
+            reason=reason,
+            error_code=error.code if error else None,
+            error_message=str(error) if error else None,
+            num_cached=script.num_cached,
+        )
+        groups = [tuple(tokens[start : start + script.group]) for start in range(0, len(tokens), script.group)]
+        deltas = [Delta(ticket=1, tokens=group) for group in groups]
+        # A failure comes by itself, any other end with the last tokens.
+        if error or not groups:
+            return [*deltas, Delta(ticket=1, ended=ended)]
+        return [*deltas[:-1], Delta(ticket=1, tokens=groups[-1], ended=ended)]

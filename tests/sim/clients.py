@@ -1,0 +1,185 @@
+"""Clients: what they ask for, when they leave, and whether they get what the oracle says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+
+from augury.errors import ContextLengthError, OverloadedError
+from augury.types import Delta, Ended, EndReason, Generation, SamplingParams, StopParams
+from scheduler_svc.core.cluster import Cluster
+from tests.sim.clock import Clock
+from tests.sim.model import EOS, VOCAB_SIZE
+from tests.sim.oracle import Text, right_text
+from tests.sim.plan import Load, Plan
+
+RETRY_SECONDS = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """One request as its client sees it; ``received`` are all tokens, those of an earlier life included."""
+
+    generation: Generation
+    right: Text
+    received: list[int] = field(default_factory=list)
+    left: bool = False
+    ended: Ended | None = None
+
+    def take(self, delta: Delta) -> None:
+        """Check and note tokens and end."""
+        name = self.generation.request_id
+        assert self.ended is None, f"{name} gets {delta} after its end"
+        self.received += delta.tokens
+        right = self.right.tokens[: len(self.received)]
+        assert tuple(self.received) == right, f"{name} got {self.received}, right is {self.right}"
+        self.ended = delta.ended
+
+
+class Clients:
+    """Everyone who submits, by handle."""
+
+    def __init__(self, clock: Clock, plan: Plan, cluster: Cluster, wake: Callable[[], None]) -> None:
+        self.open: dict[int, Client] = {}
+        self.num_to_come = 0
+        self.num_ended = 0
+        self._salts: dict[int, bytes] = {}
+        self._clock = clock
+        self._load = plan.load
+        self._cluster = cluster
+        self._wake = wake
+        self._rng = plan.random("clients")
+        self._writer = Writer(plan.random("prompts"), plan.load, plan.shape.max_model_len)
+
+    def salt(self, handle: int) -> bytes:
+        return self._salts[handle]
+
+    def invite(self) -> None:
+        """All clients of the plan will come, at random times."""
+        for number in range(self._load.num_clients):
+            self.num_to_come += 1
+            self._clock.after(self._rng.uniform(0.0, self._load.span), partial(self._come, self.write(number)))
+
+    def write(self, number: int) -> Generation:
+        return self._writer.write(f"request {number}")
+
+    def submit(self, generation: Generation) -> Client:
+        """Submit a fresh request or, at times, the continuation of an interrupted one. Raises OverloadedError."""
+        right = right_text(generation)
+        num_known = self._rng.choice((0, 0, 0, len(right.tokens) // 2))
+        known = right.tokens[: min(num_known, len(right.tokens) - 1)] if right.tokens else ()
+        handle = self._cluster.submit(replace(generation, emitted=known))
+        client = Client(generation=generation, right=right, received=list(known))
+        self.open[handle] = client
+        self._salts[handle] = generation.cache_salt
+        self._wake()
+        return client
+
+    def take(self, delta: Delta) -> None:
+        client = self.open[delta.ticket]
+        client.take(delta)
+        if delta.ended is not None:
+            self._check_end(client, delta.ended)
+            self._forget(delta.ticket)
+
+    def _come(self, generation: Generation) -> None:
+        if self._rng.random() < self._load.greedy_share:
+            self._ask_too_much(generation)
+        try:
+            client = self.submit(generation)
+        except OverloadedError:
+            assert self._cluster.num_requests >= self._load.max_requests
+            self._clock.after(RETRY_SECONDS, partial(self._come, generation))
+            return
+        self.num_to_come -= 1
+        if self._rng.random() < self._load.cancel_share:
+            self._clock.after(self._rng.uniform(0.0, self._load.span), partial(self._leave, client))
+
+    def _ask_too_much(self, generation: Generation) -> None:
+        """More than fits any worker is refused at once, and leaves no trace."""
+        most = max((lane.config.max_len for lane in self._cluster.lanes.values()), default=None)
+        if most is None or self._cluster.num_requests >= self._load.max_requests:
+            return
+        before = self._cluster.num_requests
+        stopping = StopParams(max_tokens=most + 1 - len(generation.prompt))
+        try:
+            self._cluster.submit(replace(generation, stopping=stopping))
+        except ContextLengthError:
+            assert self._cluster.num_requests == before
+            return
+        raise AssertionError("a request that can never fit was accepted")
+
+    def _leave(self, client: Client) -> None:
+        if client.ended is not None:
+            return
+        (handle,) = (handle for handle, other in self.open.items() if other is client)
+        client.left = True
+        delta = self._cluster.cancel(handle)
+        assert delta is not None, "an open request cannot be cancelled"
+        self.take(delta)
+        assert self._cluster.cancel(handle) is None, "a request was cancelled twice"
+        self._wake()
+
+    def _forget(self, handle: int) -> None:
+        del self.open[handle]
+        self.num_ended += 1
+        self._cluster.forget(handle)
+
+    def _check_end(self, client: Client, ended: Ended) -> None:
+        name, right = client.generation.request_id, client.right
+        assert 0 <= ended.num_cached <= len(client.generation.prompt)
+        if ended.reason is EndReason.CANCELLED:
+            assert client.left, f"{name} was cancelled by nobody"
+        elif ended.error_code == ContextLengthError.code:
+            assert not self._fits_anywhere(client.generation), f"{name} fits, but was refused"
+        else:
+            whole = tuple(client.received) == right.tokens
+            assert ended.reason is right.reason and whole, f"{name} ended {ended}, got {client.received}, not {right}"
+
+    def _fits_anywhere(self, generation: Generation) -> bool:
+        length = len(generation.prompt) + generation.stopping.max_tokens
+        return any(length <= lane.config.max_len for lane in self._cluster.lanes.values())
+
+
+class Writer:
+    """Writes requests whose prompts share beginnings, part anywhere and may meet again."""
+
+    def __init__(self, rng: Random, load: Load, context: int) -> None:
+        self._rng = rng
+        self._max_prompt = load.max_len - 1
+        self._max_len = load.max_len
+        self._prompts = [self._tokens(self._max_prompt) for _ in range(2)]
+
+    def write(self, name: str) -> Generation:
+        rng, prompt = self._rng, self._prompt()
+        max_tokens = rng.randint(1, self._max_len - len(prompt))
+        stop_ids = frozenset({EOS, *rng.sample(range(VOCAB_SIZE), rng.randint(0, 2))})
+        return Generation(
+            request_id=name,
+            prompt=prompt,
+            sampling=SamplingParams(seed=rng.randint(0, 1)),
+            stopping=StopParams(
+                max_tokens=max_tokens,
+                min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens))),
+                stop_token_ids=rng.choice((stop_ids, frozenset())),
+            ),
+            priority=rng.randint(0, 2),
+            cache_salt=rng.choice((b"", b"", b"another")),
+        )
+
+    def _prompt(self) -> tuple[int, ...]:
+        """An earlier prompt, cut, extended or with one token changed; it is remembered in its turn."""
+        rng = self._rng
+        tokens = list(rng.choice(self._prompts))
+        if rng.random() < 0.6:
+            tokens = tokens[: rng.randint(1, len(tokens))]
+        if rng.random() < 0.3:
+            tokens[rng.randrange(len(tokens))] = rng.randrange(VOCAB_SIZE)
+        if rng.random() < 0.4:
+            tokens += self._tokens(rng.randint(0, self._max_prompt))
+        tokens = tokens[: rng.randint(1, self._max_prompt)]
+        self._prompts.append(tuple(tokens))
+        return tuple(tokens)
+
+    def _tokens(self, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._rng.randrange(VOCAB_SIZE) for _ in range(num_tokens))

@@ -1,0 +1,56 @@
+"""The simulator holds over seeds, and finds every planted bug."""
+
+from collections import Counter
+
+import pytest
+
+from kvcache_svc.core.pool import BlockPool
+from tests.sim.__main__ import main
+from tests.sim.mutants import MAX_SEEDS, MUTANTS, Edit, planted
+from tests.sim.plan import draw_plan
+from tests.sim.reuse import reusable
+from tests.sim.seeds import first_failure, run_seed
+from tests.sim.simulation import simulate
+
+NUM_SEEDS = 120
+
+
+def test_every_seed_holds_and_between_them_everything_happens() -> None:
+    tally = sum((run_seed(seed).tally for seed in range(NUM_SEEDS)), Counter[str]())
+    kinds = ("drop", "duplicate", "delay", "worker crash", "disconnect", "kv crash", "idle fence", "refusal")
+    happened = ("fence", "stale answer", "preemptions", "hit tokens", "refused hits")
+    assert all(tally[kind] > 0 for kind in (*kinds, *happened)), tally
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_bug_is_found(name: str) -> None:
+    with planted(MUTANTS[name]):
+        assert first_failure(range(MAX_SEEDS)) is not None
+
+
+def test_one_seed_is_one_run() -> None:
+    first, second = list[str](), list[str]()
+    simulate(draw_plan(7), first.append)
+    simulate(draw_plan(7), second.append)
+    assert len(first) > 100
+    assert first == second
+
+
+@pytest.mark.parametrize(("num_shared", "num_hit"), [(14, 8), (15, 8), (16, 12)])
+def test_expected_reuse_is_the_reference_engines(num_shared: int, num_hit: int) -> None:
+    """mtp_semantics, appendix B: lookahead 4, blocks of 4, a writer of 23 known tokens."""
+    writer = list(range(23))
+    reader = [*writer[:num_shared], *([] if num_shared == 14 else [99] * 8)]
+    assert reusable(reader, [writer], block_size=4, lookahead=4) == num_hit
+
+
+def test_failing_seed_is_replayed_with_its_trace_and_a_bad_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3"]) == 0
+    with planted(MUTANTS["growth skips a block"]):
+        assert main(["--seed", "0"]) == 1
+    assert "python -m tests.sim --seed 0" in capsys.readouterr().out
+
+
+def test_mutant_of_text_that_is_gone_is_refused() -> None:
+    with pytest.raises(ValueError, match="once"), planted((Edit(BlockPool, "find", "no such text", ""),)):
+        pass

@@ -1,0 +1,88 @@
+"""Every attention backend gives what the reference gives, whatever lies in blocks that are not the request's."""
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker_svc.attention import make_attention
+from worker_svc.batch import Batch, Span, make_batch
+
+torch.set_num_threads(1)
+
+BLOCK_SIZE, NUM_BLOCKS, HEAD_DIM = 4, 64, 8
+
+sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=5)
+heads = st.sampled_from([(4, 4), (4, 2), (4, 1), (9, 3)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=sizes, heads=heads, seed=st.integers(0, 1000))
+def test_cpu_attention_equals_reference(sizes: Sequence[tuple[int, int]], heads: tuple[int, int], seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    batch = random_batch(sizes, rng)
+    queries, keys, values = random_tensors(batch, heads, rng)
+    expected = make_attention("reference").prepare(batch)(queries, keys, values)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(
+        make_attention("cpu").prepare(batch)(queries, keys, values), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=sizes, heads=heads, seed=st.integers(0, 1000))
+def test_the_reference_is_softmax_attention(
+    sizes: Sequence[tuple[int, int]], heads: tuple[int, int], seed: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    batch = random_batch(sizes, rng)
+    queries, keys, values = random_tensors(batch, heads, rng)
+    got = make_attention("reference").prepare(batch)(queries, keys, values)
+    for span in batch.spans:
+        for offset in range(span.num_new):
+            places = [divmod(position, BLOCK_SIZE) for position in range(span.num_computed + offset + 1)]
+            for head in range(heads[0]):
+                shared = head // (heads[0] // heads[1])
+                k = torch.stack([keys[span.blocks[block], shared, place] for block, place in places])
+                v = torch.stack([values[span.blocks[block], shared, place] for block, place in places])
+                weights = (k @ queries[span.start + offset, head] / HEAD_DIM**0.5).exp()
+                expected = (weights / weights.sum()) @ v
+                torch.testing.assert_close(got[span.start + offset, head], expected, rtol=1e-4, atol=1e-5)
+
+
+def random_batch(sizes: Sequence[tuple[int, int]], rng: torch.Generator) -> Batch:
+    """Spans of (new, computed) tokens over scattered blocks."""
+    blocks = (torch.randperm(NUM_BLOCKS - 1, generator=rng) + 1).tolist()
+    spans, start = [], 0
+    for num_new, num_computed in sizes:
+        num_blocks = -(-(num_new + num_computed) // BLOCK_SIZE)
+        spans.append(
+            Span(
+                start=start,
+                num_new=num_new,
+                num_context=num_new + num_computed,
+                blocks=[blocks.pop() for _ in range(num_blocks)],
+                samples=True,
+            )
+        )
+        start += num_new
+    return make_batch([[0] * span.num_new for span in spans], spans, BLOCK_SIZE)
+
+
+def random_tensors(
+    batch: Batch, heads: tuple[int, int], rng: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values; the cache is NaN in foreign blocks, zero in the rest of a block, as after a claim."""
+    queries = torch.randn(len(batch.token_ids), heads[0], HEAD_DIM, generator=rng)
+    caches = []
+    for _ in range(2):
+        cache = torch.full((NUM_BLOCKS, heads[1], BLOCK_SIZE, HEAD_DIM), torch.nan)
+        cache[0] = 0
+        for span in batch.spans:
+            for position in range(len(span.blocks) * BLOCK_SIZE):
+                block, place = span.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+                content = torch.randn(heads[1], HEAD_DIM, generator=rng)
+                cache[block, :, place] = content if position < span.num_context else 0
+        caches.append(cache)
+    return queries, caches[0], caches[1]

@@ -1,0 +1,1 @@
+"""The worker: a pure engine that runs the model over paged KV, and the gRPC server around it."""

@@ -1,0 +1,35 @@
+"""Attention, obvious and always right: one query at a time over exactly its own context, in float32.
+
+Each query is worked out in the same shapes whatever its batch or chunk, so a text depends on neither, to the bit.
+"""
+
+import torch
+from torch import Tensor
+
+from worker_svc.attention.port import Attend
+from worker_svc.batch import Batch, block_tables
+
+
+class ReferenceAttention:
+    def prepare(self, batch: Batch) -> Attend:
+        contexts = [(span, block_tables([span], batch.block_size)[0]) for span in batch.spans]
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            out = torch.empty_like(queries)
+            for span, table in contexts:
+                k_ksd, v_ksd = (cache[table].transpose(0, 1).flatten(1, 2).float() for cache in (keys, values))
+                for offset in range(span.num_new):
+                    row, length = span.start + offset, span.num_computed + offset + 1
+                    out[row] = _attend_one(queries[row].float(), k_ksd[:, :length], v_ksd[:, :length])
+            return out
+
+        return attend
+
+
+def _attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query [heads, head_dim] over keys and values [kv_heads, length, head_dim], to [heads, head_dim]."""
+    num_heads, head_dim = query.shape
+    grouped = query.view(keys.shape[0], -1, head_dim)
+    scores = grouped @ keys.transpose(1, 2) * head_dim**-0.5
+    attended: Tensor = scores.softmax(-1) @ values
+    return attended.view(num_heads, head_dim)

@@ -1,0 +1,1 @@
+"""What a checkpoint says (description, weights) and the decoder that runs it (llama)."""
