@@ -18,9 +18,11 @@ class ChatError(Exception):
     """The server answered with an error."""
 
 
-async def stream(client: httpx.AsyncClient, model: str, messages: Messages) -> AsyncGenerator[str, None]:
+async def stream(
+    client: httpx.AsyncClient, model: str, messages: Messages, temperature: float
+) -> AsyncGenerator[str, None]:
     """The answer's pieces as they come. Raises ChatError, httpx.HTTPError."""
-    body = {"model": model, "messages": messages, "stream": True}
+    body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:
             raise ChatError(_message(await response.aread()))
@@ -40,7 +42,7 @@ async def greet(url: str, model: str) -> None:
     print(f"\n> {GREETING}", flush=True)
     started = time.perf_counter()
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
-        async for piece in stream(client, model, [{"role": "user", "content": GREETING}]):
+        async for piece in stream(client, model, [{"role": "user", "content": GREETING}], 0.0):
             print(piece, end="", flush=True)
     print(f"\n({time.perf_counter() - started:.1f} s)\n", flush=True)
 
@@ -50,9 +52,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="augury chat", description="Chat with a running server; Ctrl-D ends.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
     parser.add_argument("--model", help="default: the first one the server lists")
+    parser.add_argument("--temperature", type=float, default=0.7, help="default: %(default)s")
     options = parser.parse_args(argv)
     try:
-        anyio.run(_chat, options.url, options.model)
+        anyio.run(_chat, options.url, options.model, options.temperature)
     except (ChatError, httpx.HTTPError) as error:
         print(f"augury chat: {error or type(error).__name__}", file=sys.stderr)
         return 1
@@ -61,14 +64,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def _chat(url: str, model: str | None) -> None:
+async def _chat(url: str, model: str | None, temperature: float) -> None:
     messages: Messages = []
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         model = model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
         while question := await anyio.to_thread.run_sync(_ask):
             messages.append({"role": "user", "content": question})
             answer = ""
-            async for piece in stream(client, model, messages):
+            async for piece in stream(client, model, messages, temperature):
                 answer += piece
                 print(piece, end="", flush=True)
             print()

@@ -23,19 +23,27 @@ async def _serve(settings: Settings, *, greet: bool) -> None:
     print(f"Loading {name} …", flush=True)
     services = await embedded.start(settings)
     await services.registered.wait()
-    greetings: set[asyncio.Task[None]] = set()
+    greetings: list[asyncio.Task[None]] = []
 
     def ready(url: str) -> None:
         print(_banner(url, name), flush=True)
         if greet:
-            greetings.add(asyncio.create_task(chat.greet(url, name)))
+            greetings.append(asyncio.create_task(_greet(url, name, stopping)))
 
     try:
         await serve(settings, services.channel, stopping, ready)
     finally:
-        for greeting in greetings:
-            greeting.cancel()
         await services.stop()
+
+
+async def _greet(url: str, name: str, stopping: asyncio.Event) -> None:
+    """A first question and its answer, unless the server is stopped meanwhile."""
+    tasks = [asyncio.create_task(chat.greet(url, name)), asyncio.create_task(stopping.wait())]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 def _banner(url: str, model: str) -> str:

@@ -19,7 +19,8 @@ def test_every_seed_holds_and_between_them_everything_happens() -> None:
     tally = sum((run_seed(seed).tally for seed in range(NUM_SEEDS)), Counter[str]())
     kinds = ("drop", "duplicate", "delay", "worker crash", "disconnect", "kv crash", "idle fence", "refusal")
     happened = ("fence", "stale answer", "preemptions", "hit tokens", "refused hits")
-    assert all(tally[kind] > 0 for kind in (*kinds, *happened)), tally
+    ends = ("stop", "length", "cancelled", "not_finite", "context_length_exceeded", "refused at once")
+    assert all(tally[kind] > 0 for kind in (*kinds, *happened, *ends)), tally
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import uvloop
+
 from augury import config, telemetry
 from augury.config import Settings
 
 STOP_GRACE_S = 5.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Running(Protocol):
@@ -46,7 +49,7 @@ def main(name: str, start: Callable[[Settings], Awaitable[Running]], argv: Seque
     try:
         settings = settings_from(options)
         telemetry.setup(settings.log.level)
-        asyncio.run(_serve(name, start, settings))
+        uvloop.run(_serve(name, start, settings))
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
@@ -62,9 +65,15 @@ async def _serve(name: str, start: Callable[[Settings], Awaitable[Running]], set
 
 
 def stop_signal() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+
+    def stop() -> None:
+        stopping.set()
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
     return stopping

@@ -5,6 +5,9 @@ import sys
 
 import msgspec
 
+_CHATTY = ("uvicorn", "httpx")
+"""Libraries whose every request and start is an event to them."""
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -13,6 +16,8 @@ def setup(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for library in _CHATTY:
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.root.level))
 
 
 class _JsonLines(logging.Formatter):

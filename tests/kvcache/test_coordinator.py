@@ -53,15 +53,16 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.seq = 0
         self.num_leases = 0
 
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
-        wanted = self.draw_proposal(data)
-        grant = self.kv.step(wanted)
-        assert (grant.epoch, grant.seq) == (wanted.epoch, wanted.seq)
-        self.seq += 1
-        self.last = wanted, grant
-        self.replay_on_twin(wanted, grant)
-        assert grant.num_available == self.naive.num_available
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def step(self, data: st.DataObject, times: int) -> None:
+        for _ in range(times):
+            wanted = self.draw_proposal(data)
+            grant = self.kv.step(wanted)
+            self.seq += 1
+            self.last = wanted, grant
+            self.replay_on_twin(wanted, grant)
+            assert (grant.epoch, grant.seq) == (wanted.epoch, wanted.seq)
+            assert grant.num_available == self.naive.num_available
 
     @precondition(lambda self: self.last)
     @rule()
@@ -93,8 +94,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 seal = Seal(lease=lease, index=index, key=key)
                 seals = (seal, seal) if block in self.naive.open else (seal,)
                 broken.append(replace(wanted, seals=seals))
-        with pytest.raises(InvalidRequestError):
-            self.kv.step(data.draw(st.sampled_from(broken)))
+        for wrong in broken:
+            with pytest.raises(InvalidRequestError):
+                self.kv.step(wrong)
 
     @rule(later=st.integers(1, 3))
     def fence(self, later: int) -> None:

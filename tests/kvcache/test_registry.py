@@ -372,16 +372,19 @@ async def test_a_redis_that_hangs_blocks_neither_load_nor_close(monkeypatch: pyt
             assert registry.status == "redis (degraded)"
 
 
-async def test_a_journal_beyond_its_limit_is_replaced_by_the_whole_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_journal_beyond_its_limit_is_replaced_by_the_whole_pool(
+    server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "MAX_REGISTRY_QUEUE", 50)
-    with RedisServer() as server:
-        async with opened(server.url) as registry:
-            await registry.load(SPEC)
-            registry.record(SPEC, list(entries(*range(1, 500)).items()), [])
-            await until_stored(server.url, entries(*range(1, 500)))
-            # The writer gets no turn between these, so all of it waits at once.
-            registry.record(SPEC, list(entries(*range(500, 600)).items()), [key(n) for n in range(1, 400)])
-            registry.record(SPEC, [], [key(n) for n in range(550, 600)])
-            pool = registry._pools[SPEC.pool]  # type: ignore[attr-defined]
-            assert pool.batch is None and not pool._dirty
-        assert await stored(server.url) == entries(*range(400, 550))
+    async with opened(server.url) as registry:
+        registry.record(SPEC, list(entries(*range(1, 500)).items()), [])
+        await until_stored(server.url, entries(*range(1, 500)))
+
+        await redis.client_pause(500)  # a slow server: milliseconds
+        registry.record(SPEC, list(entries(500).items()), [])
+        await asyncio.sleep(0.1)  # this batch is on its way when the journal grows too long
+        registry.record(SPEC, list(entries(*range(501, 600)).items()), [key(n) for n in range(1, 400)])
+        registry.record(SPEC, [], [key(n) for n in range(550, 600)])
+        pool = registry._pools[SPEC.pool]  # type: ignore[attr-defined]
+        assert pool.batch is None and not pool._dirty
+        await until_stored(server.url, entries(*range(400, 550)))

@@ -1,5 +1,6 @@
 """Clients: what they ask for, when they leave, and whether they get what the oracle says."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +43,7 @@ class Clients:
     def __init__(self, clock: Clock, plan: Plan, cluster: Cluster, wake: Callable[[], None]) -> None:
         self.open: dict[int, Client] = {}
         self.num_to_come = 0
-        self.num_ended = 0
+        self.ends: Counter[str] = Counter()
         self._salts: dict[int, bytes] = {}
         self._clock = clock
         self._load = plan.load
@@ -64,10 +65,12 @@ class Clients:
         return self._writer.write(f"request {number}")
 
     def submit(self, generation: Generation) -> Client:
-        """Submit a fresh request or, at times, the continuation of an interrupted one. Raises OverloadedError."""
+        """Submit a fresh request or, at times, the continuation of an interrupted one.
+
+        Raises OverloadedError or ContextLengthError.
+        """
         right = right_text(generation)
-        num_known = self._rng.choice((0, 0, 0, len(right.tokens) // 2))
-        known = right.tokens[: min(num_known, len(right.tokens) - 1)] if right.tokens else ()
+        known = right.tokens[: self._rng.choice((0, 0, 0, len(right.tokens) // 2))]
         handle = self._cluster.submit(replace(generation, emitted=known))
         client = Client(generation=generation, right=right, received=list(known))
         self.open[handle] = client
@@ -80,34 +83,27 @@ class Clients:
         client.take(delta)
         if delta.ended is not None:
             self._check_end(client, delta.ended)
+            self.ends[delta.ended.error_code or delta.ended.reason.value] += 1
             self._forget(delta.ticket)
 
     def _come(self, generation: Generation) -> None:
-        if self._rng.random() < self._load.greedy_share:
-            self._ask_too_much(generation)
+        before = self._cluster.num_requests
         try:
             client = self.submit(generation)
         except OverloadedError:
-            assert self._cluster.num_requests >= self._load.max_requests
+            assert before == self._cluster.num_requests >= self._load.max_requests
             self._clock.after(RETRY_SECONDS, partial(self._come, generation))
             return
+        except ContextLengthError:
+            assert before == self._cluster.num_requests and not self._fits_anywhere(generation)
+            self.num_to_come -= 1
+            self.ends["refused at once"] += 1
+            return
+        name = generation.request_id
+        assert not self._cluster.lanes or self._fits_anywhere(generation), f"{name} can never fit, but was accepted"
         self.num_to_come -= 1
         if self._rng.random() < self._load.cancel_share:
             self._clock.after(self._rng.uniform(0.0, self._load.span), partial(self._leave, client))
-
-    def _ask_too_much(self, generation: Generation) -> None:
-        """More than fits any worker is refused at once, and leaves no trace."""
-        most = max((lane.config.max_len for lane in self._cluster.lanes.values()), default=None)
-        if most is None or self._cluster.num_requests >= self._load.max_requests:
-            return
-        before = self._cluster.num_requests
-        stopping = StopParams(max_tokens=most + 1 - len(generation.prompt))
-        try:
-            self._cluster.submit(replace(generation, stopping=stopping))
-        except ContextLengthError:
-            assert self._cluster.num_requests == before
-            return
-        raise AssertionError("a request that can never fit was accepted")
 
     def _leave(self, client: Client) -> None:
         if client.ended is not None:
@@ -122,7 +118,6 @@ class Clients:
 
     def _forget(self, handle: int) -> None:
         del self.open[handle]
-        self.num_ended += 1
         self._cluster.forget(handle)
 
     def _check_end(self, client: Client, ended: Ended) -> None:
@@ -147,12 +142,15 @@ class Writer:
     def __init__(self, rng: Random, load: Load, context: int) -> None:
         self._rng = rng
         self._max_prompt = load.max_len - 1
-        self._max_len = load.max_len
+        self._load = load
+        self._context = context
         self._prompts = [self._tokens(self._max_prompt) for _ in range(2)]
 
     def write(self, name: str) -> Generation:
         rng, prompt = self._rng, self._prompt()
-        max_tokens = rng.randint(1, self._max_len - len(prompt))
+        max_tokens = rng.randint(1, self._load.max_len - len(prompt))
+        if rng.random() < self._load.greedy_share:
+            max_tokens = rng.randint(self._load.max_len, self._context + 1) - len(prompt)
         stop_ids = frozenset({EOS, *rng.sample(range(VOCAB_SIZE), rng.randint(0, 2))})
         return Generation(
             request_id=name,

@@ -67,7 +67,7 @@ class Driver:
             check_step(lane, step)
             self._ask(step)
             return
-        assert grant is not None or not lane.has_work, f"{self._config.pool} has work but does nothing"
+        assert grant is not None, f"{self._config.pool} has work but does nothing"
         self._world.clock.after(PAUSE_SECONDS, self.wake)
 
     # --- questions ---

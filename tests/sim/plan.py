@@ -49,7 +49,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Clients arrive within ``span`` seconds; prompt and wanted tokens of none exceed ``max_len``."""
+    """Clients arrive within ``span`` seconds; prompt and wanted tokens fit ``max_len``, but for the greedy ones."""
 
     num_clients: int
     span: float
@@ -93,7 +93,7 @@ def draw_plan(seed: int) -> Plan:
         max_len=rng.randint(6, 64),
         max_requests=rng.choice((4, 1000, 1000, 1000)),
         cancel_share=rng.choice((0.0, 0.1, 0.5)),
-        greedy_share=rng.choice((0.0, 0.1)),
+        greedy_share=rng.choice((0.0, 0.2)),
     )
     return Plan(
         seed=seed,

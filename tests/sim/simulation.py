@@ -43,7 +43,7 @@ def simulate(plan: Plan, trace: Trace | None = None) -> Result:
 
 def _finish(world: World, hosts: list[Host]) -> None:
     load = world.plan.load
-    bound = world.clock.now + 1.0 + load.num_clients * load.max_len * SECONDS_PER_TOKEN
+    bound = world.clock.now + 1.0 + load.num_clients * world.plan.shape.max_model_len * SECONDS_PER_TOKEN
     world.clock.run(bound, lambda: _at_rest(world, hosts) or world.clock.num_events > MAX_EVENTS)
     assert world.clock.num_events <= MAX_EVENTS, "events without end"
     assert not world.clients.open, f"requests {list(world.clients.open)} did not finish in calm"
@@ -67,5 +67,4 @@ def tally_of(world: World, hosts: Sequence[Host]) -> Counter[str]:
         world.tally["hit tokens"] += counters.hit_tokens
         world.tally["tokens"] += counters.generation_tokens
         world.tally["refused hits"] += counters.num_refused
-    world.tally["requests"] += world.clients.num_ended
-    return world.tally
+    return world.tally + world.clients.ends

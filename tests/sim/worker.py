@@ -24,7 +24,6 @@ class Worker:
         self.lookahead = shape.lookahead
         self.tags: dict[int, bytes] = {}
         self.held: dict[int, Held] = {}
-        self.num_executed = 0
         self._bounds = Bounds(
             vocab_size=VOCAB_SIZE,
             max_len=shape.max_model_len,
@@ -51,7 +50,6 @@ class Worker:
             self.held = {}
         check_step(step, self.held, self._bounds)
         self._last = self._carry_out(step)
-        self.num_executed += 1
         return self._last
 
     def _carry_out(self, step: Step) -> Outcome:
