@@ -51,6 +51,14 @@ def test_logits_and_greedy_text_equal_transformers(form: str, tmp_path: Path) ->
         assert greedy(tmp_path, prompt, 32, attention) == their_greedy(theirs, prompt, 32)
 
 
+def test_reference_logits_are_the_same_to_the_bit_in_every_chunking(tmp_path: Path) -> None:
+    save_llama(tmp_path, intermediate_size=1536)
+    prompt = tuple(range(30))
+    whole, *others = [logits(tmp_path, prompt, "float32", "reference", chunk) for chunk in (30, 1, 2, 7)]
+    for other in others:
+        assert torch.equal(other, whole)
+
+
 def test_a_sampled_text_is_drawn_from_the_logits_of_transformers(tmp_path: Path) -> None:
     theirs = save_llama(tmp_path)
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.3, presence_penalty=0.5, seed=42)
@@ -98,16 +106,16 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
         Engine.load(tmp_path, EngineOptions())
 
 
-def logits(path: Path, prompt: tuple[int, ...], dtype: str, attention: str) -> torch.Tensor:
-    """[len(prompt), vocab] what follows each token, computed in chunks of 7."""
+def logits(path: Path, prompt: tuple[int, ...], dtype: str, attention: str, chunk_size: int = 7) -> torch.Tensor:
+    """[len(prompt), vocab] what follows each token, computed in chunks."""
     architecture, torch_dtype = read_architecture(path), getattr(torch, dtype)
     model = Llama(architecture, Checkpoint(path, torch_dtype), 256)
     kv = Kv(architecture, torch_dtype, BLOCK_SIZE, 64)
     blocks = list(range(63, 63 - len(prompt), -1))
     kv.claim(blocks)
     rows = []
-    for start in range(0, len(prompt), 7):
-        chunk = prompt[start : start + 7]
+    for start in range(0, len(prompt), chunk_size):
+        chunk = prompt[start : start + chunk_size]
         span = Span(start=0, num_new=len(chunk), num_context=start + len(chunk), blocks=blocks, samples=True)
         batch = replace(make_batch([chunk], [span], BLOCK_SIZE), logits_rows=torch.arange(len(chunk)))
         rows.append(model.forward(batch, kv, make_attention(attention).prepare(batch)))
