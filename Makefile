@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(addprefix augury/v1/,common.proto kvcache.proto scheduler.proto worker.proto)
 
-.PHONY: setup proto check test sim serve up bench
+.PHONY: setup proto check test sim serve up up-test bench
 
 setup:
 	$(PYTHON) deploy/bootstrap.py setup
@@ -26,6 +26,10 @@ serve:
 
 up:
 	docker compose up --build
+
+# Needs an engine, or root on Debian with the packages that check.sh names.
+up-test:
+	sh deploy/docker/check.sh
 
 # The server must run already; BENCH holds further options.
 bench: setup

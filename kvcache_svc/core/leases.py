@@ -5,7 +5,10 @@ from augury.types import Grant
 
 
 class Leases:
-    """Block tables by lease. A message repeated under its (epoch, seq) is answered again, any other old one refused."""
+    """Block tables by lease. A message repeated under its (epoch, seq) is answered again, any other than the next refused.
+
+    Within an epoch messages are numbered from 1.
+    """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -16,11 +19,12 @@ class Leases:
         """The stored grant if this message was answered before, None if it is the next one; FencedError otherwise."""
         if epoch != self.epoch:
             raise FencedError(f"epoch {epoch}, but the pool is at {self.epoch}")
-        if self._last is None or seq == self._last.seq + 1:
-            return None
-        if seq == self._last.seq:
+        if self._last is not None and seq == self._last.seq:
             return self._last
-        raise FencedError(f"message {seq} after {self._last.seq}")
+        last = self._last.seq if self._last else 0
+        if seq != last + 1:
+            raise FencedError(f"message {seq} after {last}")
+        return None
 
     def answered(self, grant: Grant) -> None:
         self._last = grant

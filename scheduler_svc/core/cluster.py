@@ -34,8 +34,8 @@ class Cluster:
         """
         if not generation.prompt:
             raise InvalidRequestError("the prompt has no tokens", "prompt")
-        if generation.stopping.max_tokens < 1:
-            raise InvalidRequestError("max_tokens is less than one", "max_tokens")
+        if generation.stopping.max_tokens <= len(generation.emitted):
+            raise InvalidRequestError("max_tokens leaves nothing to generate", "max_tokens")
         if self.num_requests >= self._max_requests:
             raise OverloadedError(f"{self._max_requests} requests are open already")
         handle = next(self._handles)

@@ -74,6 +74,7 @@ class Scheduler:
     def fence(self, epoch: int, num_available: int) -> None:
         """A new epoch of the pool: every lease is gone, so every request starts over with the tokens it has."""
         self.epoch, self.num_available = epoch, num_available
+        self._proposal_seq = 0
         self._debts, self._growing, self._entering, self._in_flight = Debts(), [], [], []
         for request in self.running.take_all():
             request.restart()
@@ -295,6 +296,7 @@ class Scheduler:
             return
         self.counters.num_refused += 1
         self._debts.forgotten.extend(request.keys[: request.num_sealed])
+        request.num_cached = 0
         self._give_back(request)
         self.waiting.add(request)
 

@@ -170,6 +170,8 @@ def test_an_empty_prompt_and_no_tokens_wanted_are_refused() -> None:
     with pytest.raises(InvalidRequestError) as nothing:
         house.submit(generation([1], max_tokens=0))
     assert nothing.value.param == "max_tokens"
+    with pytest.raises(InvalidRequestError):
+        house.submit(generation([1], max_tokens=2, emitted=[5, 6]))
     assert house.cluster.num_requests == 0
 
 

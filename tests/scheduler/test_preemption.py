@@ -25,6 +25,8 @@ def test_everybody_finishes_and_the_oldest_is_never_preempted(num_requests: int,
     for handle in handles:
         lane.assert_told(handle)
         assert len(lane.stories[handle].tokens) == 20
+    for proposal in filter(None, lane.proposals):
+        assert not set(proposal.releases) & {reserve.lease for reserve in proposal.reserves}, "in and out at once"
     admitted = times_admitted(lane)
     assert admitted[handles[0]] == 1
     assert lane.scheduler.counters.num_preemptions == sum(admitted.values()) - num_requests > 0

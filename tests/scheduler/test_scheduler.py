@@ -139,6 +139,8 @@ def test_a_refused_hit_is_recomputed_and_its_keys_are_forgotten() -> None:
     for handle in (first, second, third):
         lane.assert_told(handle)
     assert [len(new.hit_keys) for step in lane.steps for new in step.fresh] == [0, 4, 0, 4]
+    ends = [lane.stories[handle].ended for handle in (first, second, third)]
+    assert [ended.num_cached for ended in ends if ended] == [0, 0, 16]
     lane.assert_whole()
 
 
@@ -153,6 +155,21 @@ def test_a_failed_row_ends_its_request_and_no_other() -> None:
     assert ended.error_message
     lane.assert_told(good)
     lane.assert_whole()
+
+
+def test_rows_that_were_refused_or_failed_seal_nothing() -> None:
+    lane = Harness()
+    lane.submit(generation(range(20)))
+    lane.run()
+    lane.worker.tags.clear()
+    refused, failed = lane.submit(generation(range(20))), lane.submit(generation(range(50, 70)))
+    lane.worker.failing.add(failed)
+    lane.iterate()
+    lane.propose()
+    proposal = lane.proposals[-1]
+    assert proposal is not None
+    assert sorted(proposal.releases) == [refused, failed]
+    assert proposal.seals == ()
 
 
 @pytest.mark.parametrize("num_iterations", [0, 1, 3])

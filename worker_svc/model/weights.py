@@ -25,7 +25,7 @@ class Linear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _MIN_ROWS) if self._packs else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, inputs] to [rows, outputs]. With packed weights a row's result does not depend on the rows beside it."""
+        """[rows, inputs] to [rows, outputs]. If packed, a row's result does not depend on the rows beside it."""
         if not self._packs:
             return F.linear(x, self._weight, self._bias)
         num_rows = x.shape[0]
