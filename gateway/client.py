@@ -142,17 +142,19 @@ class _Link:
 class _Mailbox:
     """What arrived for one request and was not taken yet, merged. One reader."""
 
-    __slots__ = ("_arrived", "_error", "_ticket", "_tokens", "ended")
+    __slots__ = ("_arrived", "_error", "_num_cached", "_ticket", "_tokens", "ended")
 
     def __init__(self) -> None:
         self.ended: Ended | None = None
         self._ticket = 0
+        self._num_cached = 0
         self._tokens: tuple[int, ...] = ()
         self._error: AuguryError | None = None
         self._arrived = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
         self._ticket = delta.ticket
+        self._num_cached = delta.num_cached
         self._tokens += delta.tokens
         self.ended = delta.ended
         self._arrived.set()
@@ -168,6 +170,6 @@ class _Mailbox:
             raise self._error
         if self._error is None:
             self._arrived.clear()
-        delta = Delta(ticket=self._ticket, tokens=self._tokens, ended=self.ended)
+        delta = Delta(ticket=self._ticket, tokens=self._tokens, num_cached=self._num_cached, ended=self.ended)
         self._tokens = ()
         return delta

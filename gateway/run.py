@@ -82,9 +82,9 @@ class Run:
     def _piece(self, index: int, delta: Delta) -> Piece:
         text = self._texts[index]
         shown = text.feed(delta.tokens)
+        self._num_cached[index] = delta.num_cached
         if delta.ended is None:
             return Piece(index=index, text=shown, finish_reason="stop" if text.stopped else None)
-        self._num_cached[index] = delta.ended.num_cached
         shown += text.finish()
         return Piece(index=index, text=shown, finish_reason="stop" if text.stopped else _finish_reason(delta.ended))
 

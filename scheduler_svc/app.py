@@ -39,6 +39,8 @@ def lane_config(settings: Settings, info: WorkerInfo) -> LaneConfig:
         max_running=settings.scheduler.max_running,
         policy=Policy(settings.scheduler.policy),
         prefix_caching=settings.kv.prefix_caching,
+        num_prefill_lookahead=info.num_prefill_lookahead,
+        max_drafts=info.max_drafts,
     )
 
 

@@ -183,4 +183,7 @@ def _state(loop: LaneLoop) -> scheduler_pb2.WorkerState:
         query_tokens=counters.query_tokens,
         num_preemptions=counters.num_preemptions,
         num_iterations=counters.num_iterations,
+        num_drafts=counters.num_drafts,
+        draft_tokens=counters.draft_tokens,
+        accepted_at=counters.accepted_at,
     )

@@ -114,10 +114,16 @@ class Engine:
             epoch=step.epoch,
             seq=step.seq,
             emitted=tuple((tokens[row.handle],) if row.handle in tokens else () for row in step.rows),
+            num_drafts=(0,) * len(step.rows),
+            num_final=tuple(self._num_final(row.handle) for row in step.rows),
             refused=tuple(refused),
             failed=tuple(failed),
         )
         return self._last
+
+    def _num_final(self, handle: int) -> int:
+        request = self._held.get(handle)
+        return request.num_computed if request else 0
 
     def _held_in(self, step: Step) -> dict[int, Held]:
         """The requests that live on in the step's epoch: all, or none in a new one."""

@@ -5,9 +5,9 @@ from augury.types import Grant
 
 
 class Leases:
-    """Block tables by lease. A message repeated under its (epoch, seq) is answered again, any other than the next refused.
+    """Block tables by lease, and the sequence of messages, numbered from 1 within an epoch.
 
-    Within an epoch messages are numbered from 1.
+    A message repeated under its (epoch, seq) is answered again, any other than the next refused.
     """
 
     def __init__(self, epoch: int) -> None:

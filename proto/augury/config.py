@@ -14,6 +14,7 @@ from msgspec import Meta
 
 ENV_PREFIX = "AUGURY_"
 
+Depth = Annotated[str, Meta(pattern="^(auto|[0-9]{1,3})$")]
 AtLeast1 = Annotated[int, Meta(ge=1)]
 AtLeast2 = Annotated[int, Meta(ge=2)]
 
@@ -41,6 +42,9 @@ class KvSettings(_Section, frozen=True):
     num_blocks: Annotated[AtLeast2 | None, doc("Blocks of a worker; unset: from kv.memory_mb")] = None
     memory_mb: Annotated[int, doc("Memory for KV, where kv.num_blocks is unset", ge=1)] = 2048
     prefix_caching: Annotated[bool, doc("Reuse the KV of equal prefixes")] = True
+    key_lookahead: Annotated[
+        Literal["auto", "off"], doc("Whether keys cover the tokens that draft KV depends on; off: hits end earlier")
+    ] = "auto"
 
 
 class SchedulerSettings(_Section, frozen=True):
@@ -67,6 +71,10 @@ class GatewaySettings(_Section, frozen=True):
     port: Annotated[int, doc("Port of the HTTP server; 0 picks a free one", ge=0, le=65535)] = 8000
 
 
+class SpeculationSettings(_Section, frozen=True):
+    depth: Annotated[Depth, doc("Drafts of a step: auto, or 0 up to the number of the model's MTP modules")] = "auto"
+
+
 class RegistrySettings(_Section, frozen=True):
     url: Annotated[str | None, doc("Redis URL of the prefix registry; unset: memory")] = None
     key_prefix: Annotated[str, doc("Prefix of every Redis key", min_length=1)] = "augury"
@@ -82,6 +90,7 @@ class Settings(_Section, frozen=True):
     scheduler: SchedulerSettings = SchedulerSettings()
     kvcache: KvcacheSettings = KvcacheSettings()
     worker: WorkerSettings = WorkerSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     gateway: GatewaySettings = GatewaySettings()
     registry: RegistrySettings = RegistrySettings()
     log: LogSettings = LogSettings()
@@ -119,7 +128,7 @@ def entries() -> Iterator[Entry]:
     for section, kind in get_type_hints(Settings).items():
         hints = get_type_hints(kind, include_extras=True)
         for field in msgspec.structs.fields(kind):
-            (meta,) = (extra for extra in hints[field.name].__metadata__ if isinstance(extra, Meta))
+            *_, meta = (extra for extra in hints[field.name].__metadata__ if isinstance(extra, Meta))
             yield Entry(f"{section}.{field.name}", field.default, meta.description or "")
 
 

@@ -1,17 +1,10 @@
-"""Wire messages to data types and back: the only file that touches both.
+"""Wire messages to data types and back: the only file that touches both."""
 
-Per-iteration messages are struct-of-arrays: each column is one ``bytes`` field of little-endian integers.
-"""
-
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, pairwise
-from typing import Any, TypeVar
-
-import numpy as np
+from collections.abc import Sequence
 
 from augury import errors
+from augury.columns import flat, ints, longs, same_length, split, to_ints, to_keys, to_longs
 from augury.errors import InvalidRequestError
-from augury.keys import KEY_BYTES
 from augury.types import (
     Delta,
     Ended,
@@ -33,8 +26,6 @@ from augury.types import (
 )
 from augury.v1 import common_pb2, kvcache_pb2, scheduler_pb2, worker_pb2
 
-T = TypeVar("T")
-
 _REASONS = {
     EndReason.STOP: common_pb2.END_REASON_STOP,
     EndReason.LENGTH: common_pb2.END_REASON_LENGTH,
@@ -42,57 +33,6 @@ _REASONS = {
     EndReason.FAILED: common_pb2.END_REASON_FAILED,
 }
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
-
-
-# --- columns ---
-
-
-def ints(values: Sequence[int]) -> bytes:
-    """An int32 column. Raises OverflowError where a value does not fit."""
-    return np.array(values, dtype="<i4").tobytes()
-
-
-def longs(values: Sequence[int]) -> bytes:
-    """An int64 column."""
-    return np.array(values, dtype="<i8").tobytes()
-
-
-def to_ints(column: bytes) -> list[int]:
-    """The values of an int32 column. Raises InvalidRequestError where the length is no whole number of them."""
-    return _column(column, "<i4", 4)
-
-
-def to_longs(column: bytes) -> list[int]:
-    """The values of an int64 column, as to_ints."""
-    return _column(column, "<i8", 8)
-
-
-def _column(column: bytes, dtype: str, width: int) -> list[int]:
-    if len(column) % width:
-        raise InvalidRequestError(f"a column of {len(column)} bytes does not hold {width}-byte integers")
-    values: list[int] = np.frombuffer(column, dtype=dtype).tolist()
-    return values
-
-
-def _to_keys(column: bytes) -> list[bytes]:
-    if len(column) % KEY_BYTES:
-        raise InvalidRequestError(f"a column of {len(column)} bytes does not hold {KEY_BYTES}-byte keys")
-    return [column[i : i + KEY_BYTES] for i in range(0, len(column), KEY_BYTES)]
-
-
-def _flat(parts: Iterable[Iterable[int]]) -> list[int]:
-    return list(chain.from_iterable(parts))
-
-
-def _split(values: Sequence[T], counts: Sequence[int]) -> list[tuple[T, ...]]:
-    if min(counts, default=0) < 0 or sum(counts) != len(values):
-        raise InvalidRequestError(f"counts that sum to {sum(counts)} for a column of {len(values)}")
-    return [tuple(values[a:b]) for a, b in pairwise(accumulate(counts, initial=0))]
-
-
-def _same_length(*columns: Sequence[Any]) -> None:
-    if len({len(column) for column in columns}) > 1:
-        raise InvalidRequestError(f"columns of one group differ in length: {[len(column) for column in columns]}")
 
 
 # --- gateway and scheduler ---
@@ -148,6 +88,7 @@ def submit_to_wire(ticket: int, generation: Generation) -> scheduler_pb2.Submit:
         stopping=_stopping_to_wire(generation.stopping),
         priority=generation.priority,
         cache_salt=generation.cache_salt,
+        max_drafts=generation.max_drafts,
     )
 
 
@@ -160,6 +101,7 @@ def submit_from_wire(wire: scheduler_pb2.Submit) -> Generation:
         stopping=_stopping_from_wire(wire.stopping),
         priority=wire.priority,
         cache_salt=wire.cache_salt,
+        max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
     )
 
 
@@ -168,22 +110,23 @@ def deltas_to_wire(deltas: Sequence[Delta]) -> scheduler_pb2.ServerMessage:
     return scheduler_pb2.ServerMessage(
         tickets=longs([delta.ticket for delta in deltas]),
         counts=ints([len(delta.tokens) for delta in deltas]),
-        tokens=ints(_flat(delta.tokens for delta in deltas)),
+        tokens=ints(flat(delta.tokens for delta in deltas)),
+        cached=ints([delta.num_cached for delta in deltas]),
         ended=[_ended_to_wire(delta.ticket, delta.ended) for delta in deltas if delta.ended],
     )
 
 
 def deltas_from_wire(wire: scheduler_pb2.ServerMessage) -> list[Delta]:
-    tickets, counts = to_longs(wire.tickets), to_ints(wire.counts)
-    _same_length(tickets, counts)
+    tickets, counts, cached = to_longs(wire.tickets), to_ints(wire.counts), to_ints(wire.cached)
+    same_length(tickets, counts, cached)
     ended = {end.ticket: _ended_from_wire(end) for end in wire.ended}
-    tokens = _split(to_ints(wire.tokens), counts)
+    tokens = split(to_ints(wire.tokens), counts)
     last = {ticket: index for index, ticket in enumerate(tickets)}
     if not ended.keys() <= last.keys():
         raise InvalidRequestError("the column of tickets lacks one that ended")
     return [
-        Delta(ticket=ticket, tokens=part, ended=ended.get(ticket) if last[ticket] == index else None)
-        for index, (ticket, part) in enumerate(zip(tickets, tokens, strict=True))
+        Delta(ticket=ticket, tokens=part, num_cached=hit, ended=ended.get(ticket) if last[ticket] == index else None)
+        for index, (ticket, part, hit) in enumerate(zip(tickets, tokens, cached, strict=True))
     ]
 
 
@@ -193,7 +136,6 @@ def _ended_to_wire(ticket: int, ended: Ended) -> scheduler_pb2.Ended:
         reason=_REASONS[ended.reason],
         error_code=ended.error_code or "",
         error_message=ended.error_message or "",
-        cached_tokens=ended.num_cached,
     )
 
 
@@ -204,7 +146,6 @@ def _ended_from_wire(wire: scheduler_pb2.Ended) -> Ended:
         reason=_REASONS_BACK[wire.reason],
         error_code=wire.error_code or None,
         error_message=wire.error_message or None,
-        num_cached=wire.cached_tokens,
     )
 
 
@@ -253,21 +194,21 @@ def proposal_to_wire(proposal: Proposal) -> kvcache_pb2.Proposal:
 
 
 def proposal_from_wire(wire: kvcache_pb2.Proposal) -> Proposal:
-    leases, indices, keys = to_longs(wire.seal_leases), to_ints(wire.seal_indices), _to_keys(wire.seal_keys)
-    _same_length(leases, indices, keys)
+    leases, indices, keys = to_longs(wire.seal_leases), to_ints(wire.seal_indices), to_keys(wire.seal_keys)
+    same_length(leases, indices, keys)
     wanting, slots = to_longs(wire.reserve_leases), to_ints(wire.reserve_slots)
     counts = to_ints(wire.reserve_key_counts)
-    _same_length(wanting, slots, counts)
+    same_length(wanting, slots, counts)
     return Proposal(
         pool=wire.pool,
         epoch=wire.epoch,
         seq=wire.seq,
-        forgotten=tuple(_to_keys(wire.forgotten_keys)),
+        forgotten=tuple(to_keys(wire.forgotten_keys)),
         seals=tuple(Seal(lease=a, index=b, key=c) for a, b, c in zip(leases, indices, keys, strict=True)),
         releases=tuple(to_longs(wire.releases)),
         reserves=tuple(
             Reserve(lease=a, num_slots=b, keys=c)
-            for a, b, c in zip(wanting, slots, _split(_to_keys(wire.reserve_keys), counts), strict=True)
+            for a, b, c in zip(wanting, slots, split(to_keys(wire.reserve_keys), counts), strict=True)
         ),
     )
 
@@ -280,7 +221,7 @@ def grant_to_wire(grant: Grant) -> kvcache_pb2.Grant:
         granted=bytes(granted is not None for granted in reserves),
         hit_blocks=ints([granted.num_hit_blocks if granted else 0 for granted in reserves]),
         block_counts=ints([len(granted.blocks) if granted else 0 for granted in reserves]),
-        blocks=ints(_flat(granted.blocks for granted in reserves if granted)),
+        blocks=ints(flat(granted.blocks for granted in reserves if granted)),
         num_available=grant.num_available,
     )
 
@@ -295,13 +236,13 @@ def grant_from_wire(wire: kvcache_pb2.Grant) -> Grant:
     if wire.error_code:
         raise errors.from_code(wire.error_code, wire.error_message)
     hits, counts = to_ints(wire.hit_blocks), to_ints(wire.block_counts)
-    _same_length(wire.granted, hits, counts)
+    same_length(wire.granted, hits, counts)
     return Grant(
         epoch=wire.epoch,
         seq=wire.seq,
         reserves=tuple(
             Granted(num_hit_blocks=hit, blocks=blocks) if granted else None
-            for granted, hit, blocks in zip(wire.granted, hits, _split(to_ints(wire.blocks), counts), strict=True)
+            for granted, hit, blocks in zip(wire.granted, hits, split(to_ints(wire.blocks), counts), strict=True)
         ),
         num_available=wire.num_available,
     )
@@ -320,6 +261,7 @@ def _new_request_to_wire(new: NewRequest) -> worker_pb2.NewRequest:
         hit_keys=b"".join(new.hit_keys),
         sampling=_sampling_to_wire(new.sampling),
         stopping=_stopping_to_wire(new.stopping),
+        max_drafts=new.max_drafts,
     )
 
 
@@ -330,9 +272,10 @@ def _new_request_from_wire(wire: worker_pb2.NewRequest) -> NewRequest:
         num_prompt=wire.num_prompt,
         num_computed=wire.num_computed,
         blocks=tuple(to_ints(wire.blocks)),
-        hit_keys=tuple(_to_keys(wire.hit_keys)),
+        hit_keys=tuple(to_keys(wire.hit_keys)),
         sampling=_sampling_from_wire(wire.sampling),
         stopping=_stopping_from_wire(wire.stopping),
+        max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
     )
 
 
@@ -347,16 +290,18 @@ def step_to_wire(step: Step) -> worker_pb2.Step:
         fresh=[_new_request_to_wire(new) for new in step.fresh],
         handles=longs([row.handle for row in rows]),
         num_new=ints([row.num_new for row in rows]),
+        num_drafts=ints([row.num_drafts for row in rows]),
         block_counts=ints([len(row.new_blocks) for row in rows]),
-        blocks=ints(_flat(row.new_blocks for row in rows)),
+        blocks=ints(flat(row.new_blocks for row in rows)),
     )
 
 
 def step_from_wire(wire: worker_pb2.Step) -> Step:
-    sealed, keys = to_ints(wire.sealed_blocks), _to_keys(wire.sealed_keys)
-    handles, num_new, counts = to_longs(wire.handles), to_ints(wire.num_new), to_ints(wire.block_counts)
-    _same_length(sealed, keys)
-    _same_length(handles, num_new, counts)
+    sealed, keys = to_ints(wire.sealed_blocks), to_keys(wire.sealed_keys)
+    handles, num_new, num_drafts = to_longs(wire.handles), to_ints(wire.num_new), to_ints(wire.num_drafts)
+    counts = to_ints(wire.block_counts)
+    same_length(sealed, keys)
+    same_length(handles, num_new, num_drafts, counts)
     return Step(
         epoch=wire.epoch,
         seq=wire.seq,
@@ -364,8 +309,8 @@ def step_from_wire(wire: worker_pb2.Step) -> Step:
         sealed=tuple(zip(sealed, keys, strict=True)),
         fresh=tuple(_new_request_from_wire(new) for new in wire.fresh),
         rows=tuple(
-            Row(handle=a, num_new=b, new_blocks=c)
-            for a, b, c in zip(handles, num_new, _split(to_ints(wire.blocks), counts), strict=True)
+            Row(handle=a, num_new=b, num_drafts=c, new_blocks=d)
+            for a, b, c, d in zip(handles, num_new, num_drafts, split(to_ints(wire.blocks), counts), strict=True)
         ),
     )
 
@@ -375,17 +320,23 @@ def outcome_to_wire(outcome: Outcome) -> worker_pb2.Outcome:
         epoch=outcome.epoch,
         seq=outcome.seq,
         num_emitted=ints([len(tokens) for tokens in outcome.emitted]),
-        tokens=ints(_flat(outcome.emitted)),
+        tokens=ints(flat(outcome.emitted)),
+        num_drafts=ints(outcome.num_drafts),
+        num_final=ints(outcome.num_final),
         refused=longs(outcome.refused),
         failed=longs(outcome.failed),
     )
 
 
 def outcome_from_wire(wire: worker_pb2.Outcome) -> Outcome:
+    emitted, num_drafts, num_final = to_ints(wire.num_emitted), to_ints(wire.num_drafts), to_ints(wire.num_final)
+    same_length(emitted, num_drafts, num_final)
     return Outcome(
         epoch=wire.epoch,
         seq=wire.seq,
-        emitted=tuple(_split(to_ints(wire.tokens), to_ints(wire.num_emitted))),
+        emitted=tuple(split(to_ints(wire.tokens), emitted)),
+        num_drafts=tuple(num_drafts),
+        num_final=tuple(num_final),
         refused=tuple(to_longs(wire.refused)),
         failed=tuple(to_longs(wire.failed)),
     )

@@ -43,7 +43,10 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What a client wants generated. ``emitted`` holds tokens it already has: a continuation starts after them."""
+    """What a client wants generated. ``emitted`` holds tokens it already has: a continuation starts after them.
+
+    ``max_drafts`` bounds the drafts verified in one step; None leaves it to the worker.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -52,6 +55,7 @@ class Generation:
     stopping: StopParams
     priority: int = 0
     cache_salt: bytes = b""
+    max_drafts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +65,28 @@ class Ended:
     reason: EndReason
     error_code: str | None = None
     error_message: str | None = None
-    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one iteration brought for one request: new tokens, and its end if it ended."""
+    """What one iteration brought for one request: new tokens, and its end if it ended.
+
+    ``num_cached`` prompt tokens were taken from the prefix cache when the request was first admitted.
+    """
 
     ticket: int
     tokens: tuple[int, ...] = ()
+    num_cached: int = 0
     ended: Ended | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker says of itself when it registers. ``num_blocks`` includes the null block 0."""
+    """What a worker says of itself when it registers. ``num_blocks`` includes the null block 0.
+
+    ``num_prefill_lookahead`` is mtp_semantics rule A; ``max_drafts`` the drafts it proposes at most, and so the slots
+    it may write past the known tokens.
+    """
 
     worker_id: str
     incarnation: str
@@ -86,11 +97,17 @@ class WorkerInfo:
     block_size: int
     max_model_len: int
     vocab_size: int
+    num_prefill_lookahead: int = 0
+    max_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """One worker's block pool under one epoch. Cached content survives a new epoch of the same incarnation."""
+    """One worker's block pool under one epoch. Cached content survives a new epoch of the same incarnation.
+
+    ``hit_margin`` matched blocks are given up at a hit's end: where keys do not cover the lookahead, they prove that
+    writer and reader agree on it (mtp_semantics rule E).
+    """
 
     pool: str
     incarnation: str
@@ -98,6 +115,7 @@ class PoolSpec:
     epoch: int
     num_blocks: int
     block_size: int
+    hit_margin: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,14 +179,20 @@ class NewRequest:
     hit_keys: tuple[bytes, ...]
     sampling: SamplingParams
     stopping: StopParams
+    max_drafts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One request's share of a step: ``num_new`` tokens to compute after ``new_blocks`` joined its block table."""
+    """One request's share of a step, after ``new_blocks`` joined its block table.
+
+    ``num_new`` known tokens are computed; where they reach the last known one, the first ``num_drafts`` drafts that the
+    worker holds are verified behind them.
+    """
 
     handle: int
     num_new: int
+    num_drafts: int = 0
     new_blocks: tuple[int, ...] = ()
 
 
@@ -186,10 +210,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step brought: for each row its emitted tokens (none for a prefill chunk that does not end the prompt)."""
+    """What a step brought, by row.
+
+    ``emitted`` are accepted drafts and the bonus token (none for a prefill chunk that does not end the prompt),
+    ``num_drafts`` are held for the request's next step, and of ``num_final`` leading tokens no later step rewrites the
+    KV, draft layers included.
+    """
 
     epoch: int
     seq: int
     emitted: tuple[tuple[int, ...], ...]
+    num_drafts: tuple[int, ...]
+    num_final: tuple[int, ...]
     refused: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()

@@ -15,12 +15,9 @@ def chunk(remaining: int, budget: int, lookahead: int) -> int:
     return max(size - (lookahead - left), 0) if 0 < left < lookahead else size
 
 
-def min_budget(lookahead: int) -> int:
-    """The least token budget under which the oldest prompt and the oldest decode both advance in every iteration.
-
-    A decode step verifies up to ``lookahead`` drafts beside its one known token.
-    """
-    return max(lookahead, 1) + 1 + lookahead
+def min_budget(lookahead: int, max_drafts: int) -> int:
+    """The least token budget under which the oldest prompt advances and the oldest decode verifies all its drafts."""
+    return max(lookahead, 1) + 1 + max_drafts
 
 
 def share_budget(

@@ -11,7 +11,8 @@ class Request:
 
     ``tokens`` are known: prompt, then emitted. ``blocks`` is the block table leased from the KV service: its first
     ``num_sealed`` blocks are sealed, its first ``num_delivered`` known to the worker. ``keys`` name the full blocks, as
-    far as computed. ``denied_at`` is what the pool had available when it last denied the request.
+    far as computed. Of ``num_final`` tokens no later step rewrites the KV; ``num_drafts`` wait at the worker to be
+    verified. ``denied_at`` is what the pool had available when it last denied the request.
     """
 
     handle: int
@@ -19,6 +20,8 @@ class Request:
     arrival: int
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_final: int = 0
+    num_drafts: int = 0
     blocks: list[int] = field(default_factory=list)
     num_sealed: int = 0
     num_delivered: int = 0
@@ -41,6 +44,6 @@ class Request:
 
     def restart(self) -> None:
         """Back to nothing computed and nothing leased: what a preemption, a fence or a move to another worker means."""
-        self.num_computed = self.num_sealed = self.num_delivered = 0
+        self.num_computed = self.num_final = self.num_drafts = self.num_sealed = self.num_delivered = 0
         self.blocks = []
         self.denied_at = None

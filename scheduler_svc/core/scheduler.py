@@ -111,7 +111,7 @@ class Scheduler:
         return proposal
 
     def _short_of_slots(self) -> list[Request]:
-        slots, size = self.config.num_prefill_lookahead, self.config.block_size
+        slots, size = self.config.max_drafts, self.config.block_size
         return [r for r in self.running.items if len(r.tokens) + slots > len(r.blocks) * size]
 
     def _make_room(self, growing: list[Request]) -> bool:
@@ -154,7 +154,7 @@ class Scheduler:
     def _reserve(self, request: Request) -> Reserve:
         return Reserve(
             lease=request.handle,
-            num_slots=len(request.tokens) + self.config.num_prefill_lookahead,
+            num_slots=len(request.tokens) + self.config.max_drafts,
             keys=() if request.blocks else self._lookup_keys(request),
         )
 
@@ -214,6 +214,7 @@ class Scheduler:
         request.blocks = list(granted.blocks)
         request.num_delivered = len(request.blocks)
         request.num_sealed, request.num_computed = num_hits, num_hits * size
+        request.num_final = request.num_computed
         request.denied_at = None
         self.counters.query_tokens += len(request.tokens)
         self.counters.hit_tokens += request.num_computed
@@ -229,24 +230,29 @@ class Scheduler:
             hit_keys=tuple(request.keys[:num_hits]),
             sampling=request.generation.sampling,
             stopping=request.generation.stopping,
+            max_drafts=request.generation.max_drafts,
         )
 
     def _plan(self) -> list[tuple[Request, int]]:
         """Requests that run and their numbers of tokens; one that was denied its growth sits this iteration out."""
-        slots, size = self.config.num_prefill_lookahead, self.config.block_size
+        slots, size = self.config.max_drafts, self.config.block_size
         ready = [r for r in self.running.items if len(r.tokens) + slots <= len(r.blocks) * size]
         prompts = [r for r in ready if r.remaining > 1]
         decodes = [r for r in ready if r.remaining == 1]
         prompt_sizes, decode_sizes = share_budget(
-            [r.remaining for r in prompts], [1] * len(decodes), self.config.max_batched_tokens, slots
+            [r.remaining for r in prompts],
+            [1 + _usable_drafts(r) for r in decodes],
+            self.config.max_batched_tokens,
+            self.config.num_prefill_lookahead,
         )
         sized = [*zip(decodes, decode_sizes, strict=True), *zip(prompts, prompt_sizes, strict=True)]
-        return [(request, num_new) for request, num_new in sized if num_new]
+        return [(request, size) for request, size in sized if size]
 
-    def _row(self, request: Request, num_new: int) -> Row:
+    def _row(self, request: Request, size: int) -> Row:
         new_blocks = tuple(request.blocks[request.num_delivered :])
         request.num_delivered = len(request.blocks)
-        return Row(handle=request.handle, num_new=num_new, new_blocks=new_blocks)
+        num_new = min(size, request.remaining)
+        return Row(handle=request.handle, num_new=num_new, num_drafts=size - num_new, new_blocks=new_blocks)
 
     # --- apply ---
 
@@ -256,12 +262,14 @@ class Scheduler:
         in_flight, self._in_flight = self._in_flight, []
         unmoved = {*outcome.refused, *outcome.failed}
         deltas = []
-        for (request, row), emitted in zip(in_flight, outcome.emitted, strict=True):
+        columns = zip(in_flight, outcome.emitted, outcome.num_drafts, outcome.num_final, strict=True)
+        for (request, row), emitted, num_drafts, num_final in columns:
             if request.handle not in self._requests or request.handle in unmoved:
                 continue
-            request.num_computed += row.num_new
+            request.num_computed += row.num_new + max(len(emitted) - 1, 0)
+            request.num_drafts, request.num_final = num_drafts, num_final
             if emitted:
-                deltas.append(self._emit(request, emitted))
+                deltas.append(self._emit(request, row, emitted))
             else:
                 self._owe_seals(request)
         for handle in outcome.refused:
@@ -270,7 +278,7 @@ class Scheduler:
             deltas.extend(self.fail(handle, NotFiniteError("the model's output is not finite")))
         return deltas
 
-    def _emit(self, request: Request, emitted: tuple[int, ...]) -> Delta:
+    def _emit(self, request: Request, row: Row, emitted: tuple[int, ...]) -> Delta:
         reason, taken = None, 0
         for token in emitted:
             request.tokens.append(token)
@@ -279,9 +287,11 @@ class Scheduler:
             if reason is not None:
                 break
         self.counters.generation_tokens += taken
+        if row.num_drafts:
+            self.counters.count_drafts(row.num_drafts, min(taken, len(emitted) - 1))
         self._owe_seals(request)
         ended = None if reason is None else self._end(request, reason).ended
-        return Delta(ticket=request.handle, tokens=emitted[:taken], ended=ended)
+        return Delta(ticket=request.handle, tokens=emitted[:taken], num_cached=request.num_cached or 0, ended=ended)
 
     def _end_reason(self, request: Request, token: int) -> EndReason | None:
         stopping = request.generation.stopping
@@ -312,9 +322,8 @@ class Scheduler:
             reason=reason,
             error_code=error.code if error else None,
             error_message=str(error) if error else None,
-            num_cached=request.num_cached or 0,
         )
-        return Delta(ticket=request.handle, ended=ended)
+        return Delta(ticket=request.handle, num_cached=request.num_cached or 0, ended=ended)
 
     def _give_back(self, request: Request) -> None:
         self.running.remove(request)
@@ -327,11 +336,10 @@ class Scheduler:
         self._debts.num_returning += num_blocks
 
     def _owe_seals(self, request: Request) -> None:
-        """Blocks whose every slot is final: no rejection can rewrite it any more (rule D), its key can be computed."""
+        """Blocks whose every slot is final (rule D), as far as their keys can be computed."""
         if not self.config.prefix_caching:
             return
-        final = request.num_computed - max(self.config.num_prefill_lookahead - 1, 0)
-        num_final = final // self.config.block_size
+        num_final = request.num_final // self.config.block_size
         if num_final <= request.num_sealed:
             return
         self._extend_keys(request)
@@ -346,6 +354,15 @@ class Scheduler:
         config = self.config
         root = root_key(config.fingerprint, request.generation.cache_salt)
         extend_keys(request.keys, root, request.tokens, config.block_size, config.num_prefill_lookahead)
+
+
+def _usable_drafts(request: Request) -> int:
+    """Drafts worth verifying: within the client's bound, and not past the last token it wants."""
+    generation = request.generation
+    wanted = generation.stopping.max_tokens - request.num_emitted - 1
+    return min(
+        request.num_drafts, wanted, request.num_drafts if generation.max_drafts is None else generation.max_drafts
+    )
 
 
 def check_fits(request: Request, max_len: int) -> None:

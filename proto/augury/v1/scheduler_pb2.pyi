@@ -16,7 +16,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt")
+    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Submit(_message.Message):
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     request_id: str
     prompt: bytes
@@ -33,7 +34,8 @@ class Submit(_message.Message):
     stopping: _common_pb2.StopParams
     priority: int
     cache_salt: bytes
-    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    max_drafts: int
+    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("ticket",)
@@ -42,30 +44,30 @@ class Cancel(_message.Message):
     def __init__(self, ticket: _Optional[int] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("tickets", "counts", "tokens", "ended")
+    __slots__ = ("tickets", "counts", "tokens", "cached", "ended")
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     tickets: bytes
     counts: bytes
     tokens: bytes
+    cached: bytes
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, tickets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    def __init__(self, tickets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("ticket", "reason", "error_code", "error_message", "cached_tokens")
+    __slots__ = ("ticket", "reason", "error_code", "error_message")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     reason: _common_pb2.EndReason
     error_code: str
     error_message: str
-    cached_tokens: int
-    def __init__(self, ticket: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.EndReason, str]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.EndReason, str]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -86,7 +88,7 @@ class Description(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_parked: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations")
+    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_drafts", "draft_tokens", "accepted_at")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,9 @@ class WorkerState(_message.Message):
     QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     ready: bool
     num_running: int
@@ -113,7 +118,10 @@ class WorkerState(_message.Message):
     query_tokens: int
     num_preemptions: int
     num_iterations: int
-    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ...) -> None: ...
+    num_drafts: int
+    draft_tokens: int
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("hello", "heartbeat")
@@ -124,7 +132,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "model", "fingerprint", "num_blocks", "block_size", "max_model_len", "vocab_size")
+    __slots__ = ("worker_id", "incarnation", "address", "model", "fingerprint", "num_blocks", "block_size", "max_model_len", "vocab_size", "num_prefill_lookahead", "max_drafts")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +142,8 @@ class WorkerHello(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
@@ -143,7 +153,9 @@ class WorkerHello(_message.Message):
     block_size: int
     max_model_len: int
     vocab_size: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    num_prefill_lookahead: int
+    max_drafts: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_prefill_lookahead: _Optional[int] = ..., max_drafts: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NewRequest(_message.Message):
-    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping")
+    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class NewRequest(_message.Message):
     HIT_KEYS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tokens: bytes
     num_prompt: int
@@ -25,10 +26,11 @@ class NewRequest(_message.Message):
     hit_keys: bytes
     sampling: _common_pb2.SamplingParams
     stopping: _common_pb2.StopParams
-    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ...) -> None: ...
+    max_drafts: int
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("epoch", "seq", "released", "sealed_blocks", "sealed_keys", "fresh", "handles", "num_new", "block_counts", "blocks")
+    __slots__ = ("epoch", "seq", "released", "sealed_blocks", "sealed_keys", "fresh", "handles", "num_new", "num_drafts", "block_counts", "blocks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +39,7 @@ class Step(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -47,22 +50,27 @@ class Step(_message.Message):
     fresh: _containers.RepeatedCompositeFieldContainer[NewRequest]
     handles: bytes
     num_new: bytes
+    num_drafts: bytes
     block_counts: bytes
     blocks: bytes
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., released: _Optional[bytes] = ..., sealed_blocks: _Optional[bytes] = ..., sealed_keys: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., handles: _Optional[bytes] = ..., num_new: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., released: _Optional[bytes] = ..., sealed_blocks: _Optional[bytes] = ..., sealed_keys: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., handles: _Optional[bytes] = ..., num_new: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("epoch", "seq", "num_emitted", "tokens", "refused", "failed")
+    __slots__ = ("epoch", "seq", "num_emitted", "tokens", "num_drafts", "num_final", "refused", "failed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINAL_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     num_emitted: bytes
     tokens: bytes
+    num_drafts: bytes
+    num_final: bytes
     refused: bytes
     failed: bytes
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., num_emitted: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., refused: _Optional[bytes] = ..., failed: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., num_emitted: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., num_final: _Optional[bytes] = ..., refused: _Optional[bytes] = ..., failed: _Optional[bytes] = ...) -> None: ...

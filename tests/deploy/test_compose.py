@@ -1,0 +1,221 @@
+"""What docker-compose.yml, the Dockerfile and .dockerignore name exists in the code, and the containers stay confined."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from augury import config, process, rpc
+from augury.config import Settings
+from deploy import bootstrap
+from gateway import server
+from gateway.app import create_app
+from gateway.model import ServedModel
+from tests.gateway.scripted import Script, ScriptedBackend
+from tests.gateway.tiny import write_model
+from worker_svc.model import smollm2
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+HOST_NAME = "0123456789ab"
+DEFAULT_STOP_S = 10
+"""What Docker grants a container to stop, where nothing is said."""
+
+MODULES = {"kvcache": "kvcache_svc", "scheduler": "scheduler_svc", "worker": "worker_svc", "gateway": "gateway"}
+GRPC = ["kvcache", "scheduler", "worker"]
+
+
+@cache
+def dockerfile() -> list[tuple[str, str]]:
+    """(instruction, arguments) of every line, continued lines as one."""
+    lines = re.sub(r"\\\n\s*", "", (ROOT / "deploy/docker/Dockerfile").read_text()).splitlines()
+    instructions = [line.partition(" ") for line in lines if line and not line.startswith("#")]
+    return [(name, arguments) for name, _, arguments in instructions]
+
+
+def build_args(name: str) -> dict[str, str]:
+    return SERVICES[name]["build"].get("args", {})
+
+
+def command(name: str) -> str:
+    """As the container's shell sees it."""
+    return " ".join(SERVICES[name]["command"]).replace("$$HOSTNAME", HOST_NAME)
+
+
+def settings(name: str) -> Settings:
+    """What a service of the stack reads. Raises ValueError for an unknown setting or a bad value."""
+    env = {variable: value for variable, value in SERVICES[name]["environment"].items() if value is not None}
+    return config.load(env=env, overrides=re.findall(r"--set (\S+)", command(name)))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_service_runs_its_module_with_settings_that_exist(name: str) -> None:
+    (module,) = re.findall(r"python -m (\w+)", command(name))
+    assert module == MODULES[name]
+    assert importlib.util.find_spec(f"{module}.__main__")
+    settings(name)
+
+
+def test_variables_taken_from_the_shell_are_settings() -> None:
+    known = {config.ENV_PREFIX + entry.name.upper().replace(".", "__") for entry in config.entries()}
+    assert {variable for name in MODULES for variable in SERVICES[name]["environment"]} <= known
+
+
+@pytest.mark.parametrize("name", GRPC)
+def test_a_service_listens_where_it_is_reached_and_probed(name: str) -> None:
+    sections = {
+        "kvcache": settings(name).kvcache,
+        "scheduler": settings(name).scheduler,
+        "worker": settings(name).worker,
+    }
+    host, _, port = sections[name].address.partition(":")
+    assert host == (HOST_NAME if name == "worker" else name)
+    assert SERVICES[name]["healthcheck"]["test"][-1] == port
+
+
+def test_the_registry_is_the_redis_of_the_stack() -> None:
+    url = urlsplit(settings("kvcache").registry.url)
+    assert (url.scheme, url.hostname, url.port) == ("redis", "redis", 6379)
+    assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
+
+
+async def test_the_probe_tells_a_grpc_server_from_a_silent_port() -> None:
+    listener = await rpc.listen("127.0.0.1:0")
+    served = listener.address.rpartition(":")[2]
+    assert await _probe(served) == 0
+    await listener.stop(0)
+    assert await _probe(served) != 0
+
+
+async def _probe(port: str) -> int:
+    """Exit status of the health check, run in this machine instead of a container."""
+    import asyncio
+
+    code = SERVICES["worker"]["healthcheck"]["test"][3]
+    here = "import socket; socket.gethostname = lambda: '127.0.0.1'\n"
+    run = await asyncio.create_subprocess_exec(sys.executable, "-c", here + code, port, stderr=subprocess.DEVNULL)
+    return await run.wait()
+
+
+def test_the_gateways_health_check_asks_a_route_at_its_port(tmp_path: Path) -> None:
+    (url,) = re.findall(r"http://[^']+", SERVICES["gateway"]["healthcheck"]["test"][-1])
+    model = ServedModel.load(write_model(tmp_path), "tiny")
+    routes = {route.path for route in create_app(ScriptedBackend(lambda _: Script(tokens=[2])), model).routes}
+    assert urlsplit(url).path in routes
+    assert urlsplit(url).port == settings("gateway").gateway.port
+
+
+def test_only_the_gateway_is_published_and_only_to_this_machine() -> None:
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["gateway"]
+    (port,) = SERVICES["gateway"]["ports"]
+    assert re.fullmatch(r"127\.0\.0\.1:\$\{AUGURY_PORT:-8000\}:(\d+)", port)[1] == str(settings("gateway").gateway.port)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_containers_are_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert "/tmp" in service["tmpfs"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    (user,) = [service["user"]] if "user" in service else [user for key, user in dockerfile() if key == "USER"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+
+
+def test_base_images_are_pinned_to_a_release() -> None:
+    built = {service.get("image") for service in SERVICES.values() if "build" in service}
+    images = [service["image"] for service in SERVICES.values() if "image" in service and service["image"] not in built]
+    bases = [arguments for key, arguments in dockerfile() if key == "FROM"]
+    assert images and bases
+    assert [image for image in images + bases if not re.search(r":\d+\.\d+\.\d+-", image)] == []
+
+
+def test_the_model_volume_lies_over_the_cache_and_only_prepare_writes_it() -> None:
+    (cache,) = (arguments.partition("=")[2] for key, arguments in dockerfile() if arguments.startswith("AUGURY_CACHE="))
+    mounts = {name: service["volumes"] for name, service in SERVICES.items() if "volumes" in service}
+    read_only = [f"models:{cache}:ro"]
+    assert mounts == {"prepare": [f"models:{cache}"], "worker": read_only, "gateway": read_only}
+    assert "models" in COMPOSE["volumes"]
+
+
+def test_the_model_is_prepared_before_it_is_read_and_is_the_one_served() -> None:
+    assert command("prepare") == f"augury model prepare {smollm2.NAME}"
+    assert "augury" in PYPROJECT["project"]["scripts"]
+    assert SERVICES["prepare"]["image"] == SERVICES["worker"]["image"]
+    for name in ("worker", "gateway"):
+        assert settings(name).model.path == smollm2.NAME
+        assert SERVICES[name]["depends_on"]["prepare"] == {"condition": "service_completed_successfully"}
+
+
+def test_the_weights_are_those_that_prepare_reads() -> None:
+    assert build_args("worker")["MODEL_PACKAGE"] == f"{smollm2.PACKAGE}=={smollm2.VERSION}" == bootstrap.MODEL_PACKAGE
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_image_has_what_its_service_imports_and_torch_only_the_workers(name: str) -> None:
+    project = PYPROJECT["project"]
+    extra = build_args(name).get("EXTRA")
+    wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
+    installed = set(requirements([Requirement(text) for text in wanted]))
+    imported = {name for package in (MODULES[name], "proto/augury") for name in distributions(ROOT / package)}
+    assert imported - installed == set()
+    assert ("torch" in installed) == (name == "worker")
+
+
+def requirements(wanted: list[Requirement], seen: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Names of the distributions that pip installs for ``wanted``, extras of theirs left out."""
+    names = {canonicalize_name(each.name) for each in wanted if each.marker is None or each.marker.evaluate()}
+    yield from names
+    for name in names - seen:
+        needs = [Requirement(text) for text in importlib.metadata.requires(name) or []]
+        plain = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+        yield from requirements(plain, seen | names)
+
+
+def distributions(folder: Path) -> Iterator[str]:
+    """Those that modules in ``folder`` import as they are loaded; what is imported inside functions is optional."""
+    owners = importlib.metadata.packages_distributions()
+    for file in folder.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {module.split(".")[0] for module in modules}:
+                yield from (canonicalize_name(owner) for owner in owners.get(top, [])[:1] if owner != "augury")
+
+
+def test_build_arguments_are_declared_and_extras_exist() -> None:
+    declared = {arguments.partition("=")[0] for key, arguments in dockerfile() if key == "ARG"}
+    built = [name for name, service in SERVICES.items() if "build" in service]
+    assert sorted(built) == sorted(MODULES)
+    for name in built:
+        assert set(build_args(name)) <= declared
+        assert (ROOT / SERVICES[name]["build"]["dockerfile"]).is_file()
+
+
+def test_the_build_context_holds_what_the_wheel_is_made_of() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    needed = {package.split("/")[0] for package in packages} | {"pyproject.toml", PYPROJECT["project"]["readme"]}
+    assert "*" in lines
+    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == needed
+
+
+def test_services_get_the_time_they_take_to_stop() -> None:
+    assert process.STOP_GRACE_S < DEFAULT_STOP_S
+    assert int(SERVICES["gateway"]["stop_grace_period"].removesuffix("s")) > server._GRACE_S

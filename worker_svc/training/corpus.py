@@ -1,0 +1,67 @@
+"""Texts that the base wrote: prompts and answers as token ids, kept in one ``.npz`` file."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+_NGRAM = 6
+_MIN_DISTINCT = 0.7
+_MIN_LENGTH = 64
+"""Shorter answers have too few n-grams for the share to mean anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """One answer. ``tokens`` are the prompt's ``num_prompt`` ids and the answer's; ``seed`` drew it at ``temperature``."""
+
+    index: int
+    tokens: tuple[int, ...]
+    num_prompt: int
+    temperature: float
+    seed: int
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        return self.tokens[self.num_prompt :]
+
+
+def loops(answer: Sequence[int]) -> bool:
+    """Whether the answer goes round in circles: under 70 % of its runs of six tokens are distinct."""
+    if len(answer) < _MIN_LENGTH:
+        return False
+    ngrams = [tuple(answer[i : i + _NGRAM]) for i in range(len(answer) - _NGRAM + 1)]
+    return len(set(ngrams)) < _MIN_DISTINCT * len(ngrams)
+
+
+def save(path: Path, texts: Sequence[Text]) -> None:
+    """Write the file; it appears whole or not at all."""
+    partial = path.with_suffix(".partial.npz")
+    np.savez_compressed(
+        partial,
+        tokens=np.array([token for text in texts for token in text.tokens], np.int32),
+        ends=np.cumsum([len(text.tokens) for text in texts], dtype=np.int64),
+        num_prompt=np.array([text.num_prompt for text in texts], np.int32),
+        index=np.array([text.index for text in texts], np.int64),
+        temperature=np.array([text.temperature for text in texts], np.float64),
+        seed=np.array([text.seed for text in texts], np.int64),
+    )
+    os.replace(partial, path)
+
+
+def load(path: Path) -> list[Text]:
+    """The texts of the file, in the order of their prompts; none where there is no file."""
+    if not path.is_file():
+        return []
+    with np.load(path) as columns:
+        tokens = columns["tokens"].tolist()
+        spans = pairwise([0, *columns["ends"].tolist()])
+        rows = zip(spans, *(columns[name].tolist() for name in ("num_prompt", "index", "temperature", "seed")), strict=True)
+        texts = [
+            Text(index=index, tokens=tuple(tokens[start:end]), num_prompt=num, temperature=temperature, seed=seed)
+            for (start, end), num, index, temperature, seed in rows
+        ]
+    return sorted(texts, key=lambda text: text.index)

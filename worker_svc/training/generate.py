@@ -1,0 +1,135 @@
+"""The base answers prompts, many at once, on the worker's own engine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from augury.types import NewRequest, Row, SamplingParams, Step, StopParams
+from worker_svc.engine import Engine, EngineOptions
+from worker_svc.training import corpus
+from worker_svc.training.corpus import Text
+from worker_svc.training.prompts import Part, chat
+
+MAX_ANSWER = 320
+_MAX_TOKENS = 448
+_BLOCK_SIZE = 16
+_BLOCKS_EACH = _MAX_TOKENS // _BLOCK_SIZE
+_LOOP_CHECK = 32
+"""Tokens between two looks at whether an answer loops."""
+_SAVE_EVERY = 32
+SAMPLED_TEMPERATURE = 0.8
+EOS = "<|im_end|>"
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """A request in the engine. Its blocks are those of its place for as long as it runs."""
+
+    index: int
+    place: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    answer: list[int] = field(default_factory=list)
+
+    def text(self) -> Text:
+        return Text(
+            index=self.index,
+            tokens=(*self.prompt, *self.answer),
+            num_prompt=len(self.prompt),
+            temperature=self.sampling.temperature,
+            seed=self.sampling.seed,
+        )
+
+
+class Answers:
+    """Iterates over the answers to the prompts of a part as they end, without those that loop."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, num_places: int) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._eos = tokenizer.token_to_id(EOS)
+        self._num_places = num_places
+        self._seq = 0
+
+    def of(self, part: Part, indices: Iterator[int]) -> Iterator[Text]:
+        """Answers to the prompts ``indices``: even ones greedy, odd ones drawn at temperature 0.8."""
+        running: dict[int, _Running] = {}
+        free = list(range(self._num_places))
+        released: list[int] = []
+        while True:
+            fresh = [self._request(part, index, free.pop()) for index in list(islice(indices, len(free)))]
+            running |= {request.index + 1: request for request in fresh}
+            if not running:
+                return
+            for handle, token in self._step(running, fresh, released).items():
+                running[handle].answer.append(token)
+            released = [handle for handle, request in running.items() if self._ended(request)]
+            for request in map(running.pop, released):
+                free.append(request.place)
+                if not corpus.loops(request.answer):
+                    yield request.text()
+
+    def _request(self, part: Part, index: int, place: int) -> _Running:
+        prompt = tuple(self._tokenizer.encode(chat(part, index)).ids)
+        if len(prompt) + MAX_ANSWER > _MAX_TOKENS:
+            raise ValueError(f"prompt {index} has {len(prompt)} tokens, too many for {_MAX_TOKENS} with its answer")
+        temperature = SAMPLED_TEMPERATURE if index % 2 else 0.0
+        return _Running(
+            index=index, place=place, prompt=prompt, sampling=SamplingParams(temperature=temperature, top_k=64, seed=index)
+        )
+
+    def _step(self, running: dict[int, _Running], fresh: list[_Running], released: list[int]) -> dict[int, int]:
+        """Every running request's next token, by handle."""
+        self._seq += 1
+        rows = [Row(handle=handle, num_new=1 if r.answer else len(r.prompt)) for handle, r in running.items()]
+        step = Step(
+            epoch=1, seq=self._seq, released=tuple(released), fresh=tuple(map(_new_request, fresh)), rows=tuple(rows)
+        )
+        emitted = self._engine.execute(step).emitted
+        return {row.handle: tokens[0] for row, tokens in zip(rows, emitted, strict=True)}
+
+    def _ended(self, request: _Running) -> bool:
+        answer = request.answer
+        if answer[-1] == self._eos or len(answer) == MAX_ANSWER:
+            return True
+        return len(answer) % _LOOP_CHECK == 0 and corpus.loops(answer)
+
+
+def generate(folder: Path, part: Part, file: Path, num_tokens: int, num_places: int) -> None:
+    """Let the model in ``folder`` answer prompts of ``part`` until ``file`` holds ``num_tokens`` answer tokens.
+
+    Goes on from the answers that the file holds already. Draws a progress bar.
+    """
+    texts = corpus.load(file)
+    done = {text.index for text in texts}
+    options = EngineOptions(block_size=_BLOCK_SIZE, num_blocks=1 + num_places * _BLOCKS_EACH, max_len=_MAX_TOKENS)
+    answers = Answers(Engine.load(folder, options), Tokenizer.from_file(str(folder / "tokenizer.json")), num_places)
+    total = sum(len(text.answer) for text in texts)
+    with tqdm(total=num_tokens, initial=total, unit="token", desc=f"{part.value} text") as bar:
+        for text in answers.of(part, (index for index in count() if index not in done)):
+            texts.append(text)
+            bar.update(len(text.answer))
+            total += len(text.answer)
+            if len(texts) % _SAVE_EVERY == 0 or total >= num_tokens:
+                corpus.save(file, texts)
+            if total >= num_tokens:
+                return
+
+
+def _new_request(request: _Running) -> NewRequest:
+    first = 1 + request.place * _BLOCKS_EACH
+    return NewRequest(
+        handle=request.index + 1,
+        tokens=request.prompt,
+        num_prompt=len(request.prompt),
+        num_computed=0,
+        blocks=tuple(range(first, first + _BLOCKS_EACH)),
+        hit_keys=(),
+        sampling=request.sampling,
+        stopping=StopParams(max_tokens=MAX_ANSWER),
+    )
+
