@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from augury.errors import AuguryError
 from augury.models import cache_folder, model_folder

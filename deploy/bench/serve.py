@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import httpx
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from deploy.bench.client import Ask, Server, closed_loop, first_model, probe
 from deploy.bench.cpu import cpu_seconds

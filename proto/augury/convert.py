@@ -7,6 +7,7 @@ from augury.columns import flat, ints, longs, same_length, split, to_ints, to_ke
 from augury.errors import InvalidRequestError
 from augury.types import (
     Delta,
+    Description,
     Ended,
     EndReason,
     Generation,
@@ -23,6 +24,7 @@ from augury.types import (
     Step,
     StopParams,
     WorkerInfo,
+    WorkerStatus,
 )
 from augury.v1 import common_pb2, kvcache_pb2, scheduler_pb2, worker_pb2
 
@@ -112,21 +114,33 @@ def deltas_to_wire(deltas: Sequence[Delta]) -> scheduler_pb2.ServerMessage:
         counts=ints([len(delta.tokens) for delta in deltas]),
         tokens=ints(flat(delta.tokens for delta in deltas)),
         cached=ints([delta.num_cached for delta in deltas]),
+        drafts=ints([delta.num_drafts for delta in deltas]),
+        accepted=ints([delta.num_accepted for delta in deltas]),
         ended=[_ended_to_wire(delta.ticket, delta.ended) for delta in deltas if delta.ended],
     )
 
 
 def deltas_from_wire(wire: scheduler_pb2.ServerMessage) -> list[Delta]:
-    tickets, counts, cached = to_longs(wire.tickets), to_ints(wire.counts), to_ints(wire.cached)
-    same_length(tickets, counts, cached)
+    tickets, counts = to_longs(wire.tickets), to_ints(wire.counts)
+    numbers = to_ints(wire.cached), to_ints(wire.drafts), to_ints(wire.accepted)
+    same_length(tickets, counts, *numbers)
     ended = {end.ticket: _ended_from_wire(end) for end in wire.ended}
     tokens = split(to_ints(wire.tokens), counts)
     last = {ticket: index for index, ticket in enumerate(tickets)}
     if not ended.keys() <= last.keys():
         raise InvalidRequestError("the column of tickets lacks one that ended")
     return [
-        Delta(ticket=ticket, tokens=part, num_cached=hit, ended=ended.get(ticket) if last[ticket] == index else None)
-        for index, (ticket, part, hit) in enumerate(zip(tickets, tokens, cached, strict=True))
+        Delta(
+            ticket=ticket,
+            tokens=part,
+            num_cached=num_cached,
+            num_drafts=num_drafts,
+            num_accepted=num_accepted,
+            ended=ended.get(ticket) if last[ticket] == index else None,
+        )
+        for index, (ticket, part, num_cached, num_drafts, num_accepted) in enumerate(
+            zip(tickets, tokens, *numbers, strict=True)
+        )
     ]
 
 
@@ -146,6 +160,39 @@ def _ended_from_wire(wire: scheduler_pb2.Ended) -> Ended:
         reason=_REASONS_BACK[wire.reason],
         error_code=wire.error_code or None,
         error_message=wire.error_message or None,
+    )
+
+
+_STATUS_FIELDS = [name for name in WorkerStatus.__slots__ if name not in ("accepted_at", "accepted_lengths")]
+
+
+def description_to_wire(description: Description) -> scheduler_pb2.Description:
+    return scheduler_pb2.Description(
+        model=description.model or "",
+        max_model_len=description.max_model_len or 0,
+        vocab_size=description.vocab_size or 0,
+        num_parked=description.num_parked,
+        workers=[
+            scheduler_pb2.WorkerState(**{name: getattr(worker, name) for name in WorkerStatus.__slots__})
+            for worker in description.workers
+        ],
+    )
+
+
+def description_from_wire(wire: scheduler_pb2.Description) -> Description:
+    return Description(
+        model=wire.model or None,
+        max_model_len=wire.max_model_len or None,
+        vocab_size=wire.vocab_size or None,
+        num_parked=wire.num_parked,
+        workers=tuple(
+            WorkerStatus(
+                accepted_at=tuple(worker.accepted_at),
+                accepted_lengths=tuple(worker.accepted_lengths),
+                **{name: getattr(worker, name) for name in _STATUS_FIELDS},
+            )
+            for worker in wire.workers
+        ),
     )
 
 

@@ -71,13 +71,56 @@ class Ended:
 class Delta:
     """What one iteration brought for one request: new tokens, and its end if it ended.
 
-    ``num_cached`` prompt tokens were taken from the prefix cache when the request was first admitted.
+    ``num_cached`` prompt tokens were taken from the prefix cache when the request was first admitted. ``num_drafts``
+    were verified in this iteration, and ``num_accepted`` of them became text.
     """
 
     ticket: int
     tokens: tuple[int, ...] = ()
     num_cached: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
     ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One worker's state, and what it has done since it registered.
+
+    ``num_available`` blocks are free or cached. ``query_tokens`` were looked up in the prefix cache, ``hit_tokens``
+    found. ``num_drafts`` counts steps of a request that verified drafts, ``accepted_at[i]`` how often draft i of a step
+    became text, ``accepted_lengths[k]`` how often k of a step's drafts did.
+    """
+
+    worker_id: str
+    ready: bool
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_available: int
+    block_size: int
+    prompt_tokens: int
+    generation_tokens: int
+    hit_tokens: int
+    query_tokens: int
+    num_preemptions: int
+    num_iterations: int
+    num_refused: int
+    num_drafts: int
+    draft_tokens: int
+    accepted_at: tuple[int, ...]
+    accepted_lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A scheduler's workers. ``max_model_len`` (tokens) and ``vocab_size`` fit them all; None without workers."""
+
+    model: str | None
+    max_model_len: int | None
+    vocab_size: int | None
+    num_parked: int
+    workers: tuple[WorkerStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""What docker-compose.yml, the Dockerfile and .dockerignore name exists in the code, and the containers stay confined."""
+"""What docker-compose.yml, the Dockerfile and .dockerignore name exists in the code; containers stay confined."""
 
 import ast
+import asyncio
 import importlib.metadata
 import importlib.util
 import re
@@ -49,7 +50,8 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def build_args(name: str) -> dict[str, str]:
-    return SERVICES[name]["build"].get("args", {})
+    arguments: dict[str, str] = SERVICES[name]["build"].get("args", {})
+    return arguments
 
 
 def command(name: str) -> str:
@@ -78,12 +80,13 @@ def test_variables_taken_from_the_shell_are_settings() -> None:
 
 @pytest.mark.parametrize("name", GRPC)
 def test_a_service_listens_where_it_is_reached_and_probed(name: str) -> None:
-    sections = {
-        "kvcache": settings(name).kvcache,
-        "scheduler": settings(name).scheduler,
-        "worker": settings(name).worker,
+    read = settings(name)
+    addresses = {
+        "kvcache": read.kvcache.address,
+        "scheduler": read.scheduler.address,
+        "worker": read.worker.address,
     }
-    host, _, port = sections[name].address.partition(":")
+    host, _, port = addresses[name].partition(":")
     assert host == (HOST_NAME if name == "worker" else name)
     assert SERVICES[name]["healthcheck"]["test"][-1] == port
 
@@ -103,9 +106,7 @@ async def test_the_probe_tells_a_grpc_server_from_a_silent_port() -> None:
 
 
 async def _probe(port: str) -> int:
-    """Exit status of the health check, run in this machine instead of a container."""
-    import asyncio
-
+    """Exit status of the health check on this machine, for a container."""
     code = SERVICES["worker"]["healthcheck"]["test"][3]
     here = "import socket; socket.gethostname = lambda: '127.0.0.1'\n"
     run = await asyncio.create_subprocess_exec(sys.executable, "-c", here + code, port, stderr=subprocess.DEVNULL)
@@ -115,7 +116,8 @@ async def _probe(port: str) -> int:
 def test_the_gateways_health_check_asks_a_route_at_its_port(tmp_path: Path) -> None:
     (url,) = re.findall(r"http://[^']+", SERVICES["gateway"]["healthcheck"]["test"][-1])
     model = ServedModel.load(write_model(tmp_path), "tiny")
-    routes = {route.path for route in create_app(ScriptedBackend(lambda _: Script(tokens=[2])), model).routes}
+    app = create_app(ScriptedBackend(lambda _: Script(tokens=[2])), model)
+    routes = {getattr(route, "path", None) for route in app.routes}
     assert urlsplit(url).path in routes
     assert urlsplit(url).port == settings("gateway").gateway.port
 
@@ -123,7 +125,7 @@ def test_the_gateways_health_check_asks_a_route_at_its_port(tmp_path: Path) -> N
 def test_only_the_gateway_is_published_and_only_to_this_machine() -> None:
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["gateway"]
     (port,) = SERVICES["gateway"]["ports"]
-    assert re.fullmatch(r"127\.0\.0\.1:\$\{AUGURY_PORT:-8000\}:(\d+)", port)[1] == str(settings("gateway").gateway.port)
+    assert port == f"127.0.0.1:${{AUGURY_PORT:-8000}}:{settings('gateway').gateway.port}"
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -172,20 +174,23 @@ def test_an_image_has_what_its_service_imports_and_torch_only_the_workers(name: 
     project = PYPROJECT["project"]
     extra = build_args(name).get("EXTRA")
     wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
-    installed = set(requirements([Requirement(text) for text in wanted]))
+    installed = with_requirements(wanted)
     imported = {name for package in (MODULES[name], "proto/augury") for name in distributions(ROOT / package)}
     assert imported - installed == set()
     assert ("torch" in installed) == (name == "worker")
 
 
-def requirements(wanted: list[Requirement], seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Names of the distributions that pip installs for ``wanted``, extras of theirs left out."""
-    names = {canonicalize_name(each.name) for each in wanted if each.marker is None or each.marker.evaluate()}
-    yield from names
-    for name in names - seen:
-        needs = [Requirement(text) for text in importlib.metadata.requires(name) or []]
-        plain = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
-        yield from requirements(plain, seen | names)
+def with_requirements(wanted: list[str]) -> set[str]:
+    """Names of the distributions that pip installs for ``wanted``; optional ones of theirs are left out."""
+    found: set[str] = set()
+    waiting = [Requirement(text) for text in wanted]
+    while waiting:
+        needed = waiting.pop()
+        name = canonicalize_name(needed.name)
+        if name not in found and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += [Requirement(text) for text in importlib.metadata.requires(name) or []]
+    return found
 
 
 def distributions(folder: Path) -> Iterator[str]:

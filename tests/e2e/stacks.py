@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,15 +23,15 @@ from deploy import embedded
 from gateway.client import SchedulerClient
 
 START_SECONDS = 90.0
+NUM_WORKERS = 2
 
 
-def generation(prompt: Sequence[int], num_tokens: int, **sampling: object) -> Generation:
-    """``num_tokens`` tokens after ``prompt``, whatever they are; greedy unless ``sampling`` says otherwise."""
-    params = {"temperature": 0.0, **sampling}
+def generation(prompt: Sequence[int], num_tokens: int, temperature: float = 0.0, seed: int = 0) -> Generation:
+    """``num_tokens`` tokens after ``prompt``, whatever they are."""
     return Generation(
         request_id="test",
         prompt=tuple(prompt),
-        sampling=SamplingParams(**params),  # type: ignore[arg-type]
+        sampling=SamplingParams(temperature=temperature, seed=seed),
         stopping=StopParams(max_tokens=num_tokens),
     )
 
@@ -48,11 +48,11 @@ class InProcess:
         return [token async for delta in self.client.generate(wanted) for token in delta.tokens]
 
     async def worker(self) -> scheduler_pb2.WorkerState:
-        (state,) = (await self.scheduler.Describe(scheduler_pb2.DescribeRequest())).workers  # type: ignore[misc]
+        (state,) = (await self.scheduler.Describe(scheduler_pb2.DescribeRequest())).workers
         return state
 
     async def pool(self) -> kvcache_pb2.PoolState:
-        (state,) = (await self.kvcache.Inspect(kvcache_pb2.InspectRequest())).pools  # type: ignore[misc]
+        (state,) = (await self.kvcache.Inspect(kvcache_pb2.InspectRequest())).pools
         return state
 
 
@@ -95,13 +95,17 @@ class Process:
 
 
 class Processes:
-    """The four services, each in its own process, with ``num_workers`` workers and Redis at ``redis_url``."""
+    """The four services, each in its own process, with two workers and Redis at ``redis_url``."""
 
-    def __init__(self, folder: Path, redis_url: str, sockets: Path | None, num_workers: int = 2) -> None:
+    def __init__(self, folder: Path, redis_url: str, sockets: Path | None, dtype: str) -> None:
         """Services meet at unix sockets in ``sockets``, or over TCP where that is None."""
-        self._settings = {"model.path": str(folder), "registry.url": redis_url, "worker.threads": "1"}
+        self._settings = {
+            "model.path": str(folder),
+            "model.dtype": dtype,
+            "registry.url": redis_url,
+            "worker.threads": "1",
+        }
         self._sockets = sockets
-        self._num_workers = num_workers
         self.running: dict[str, Process] = {}
 
     @property
@@ -109,29 +113,35 @@ class Processes:
         return self.running["gateway"].address
 
     def __enter__(self) -> Self:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._kill_all)
             kvcache = self._start("kvcache_svc", **{"kvcache.address": self._address("kvcache")})
             self._settings["kvcache.address"] = self._wait(kvcache)
             scheduler = self._start("scheduler_svc", **{"scheduler.address": self._address("scheduler")})
             self._settings["scheduler.address"] = self._wait(scheduler)
-            workers = [self.start_worker(f"worker-{index}") for index in range(self._num_workers)]
+            workers = [self.start_worker(f"worker-{index}") for index in range(NUM_WORKERS)]
             gateway = self._start("gateway", **{"gateway.port": "0"})
             for process in (*workers, gateway):
                 self._wait(process)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._kill_all()
+
+    def _kill_all(self) -> None:
         for process in self.running.values():
             process.kill()
 
     def describe(self) -> scheduler_pb2.Description:
         with grpc.insecure_channel(self._settings["scheduler.address"]) as channel:
             return SchedulerStub(channel).Describe(scheduler_pb2.DescribeRequest(), timeout=START_SECONDS)
+
+    def inspect(self) -> kvcache_pb2.Inspection:
+        with grpc.insecure_channel(self._settings["kvcache.address"]) as channel:
+            return KVCacheStub(channel).Inspect(kvcache_pb2.InspectRequest(), timeout=START_SECONDS)
 
     def restart(self, name: str) -> None:
         """Start a service that has ended again, at its address."""

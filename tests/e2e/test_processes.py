@@ -27,14 +27,14 @@ def real(
 ) -> Iterator[Processes]:
     """SmolLM2 on two workers."""
     sockets = tmp_path_factory.mktemp("sockets") if request.param == "unix" else None
-    with Processes(smollm2_model, redis.url, sockets) as system:
+    with Processes(smollm2_model, redis.url, sockets, "bfloat16") as system:
         yield system
 
 
 @pytest.fixture
 def tiny(tiny_model: Path, redis: RedisServer) -> Iterator[Processes]:
     """The random model on two workers, for tests that end processes."""
-    with Processes(tiny_model, redis.url, None) as system:
+    with Processes(tiny_model, redis.url, None, "float32") as system:
         yield system
 
 
@@ -65,15 +65,27 @@ def wait_for_workers(system: Processes, count: int) -> None:
 def test_the_openai_client_chats_streams_and_lists_models(real: Processes) -> None:
     client = client_of(real)
     assert [model.id for model in client.models.list()] == ["smollm2"]
-    whole = client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=24)  # type: ignore[call-overload]
-    stream = client.chat.completions.create(  # type: ignore[call-overload]
+    whole = client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=24)
+    stream = client.chat.completions.create(
         model="smollm2", messages=QUESTION, temperature=0, max_tokens=24, stream=True
     )
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
     assert len(pieces) > 2 and "".join(pieces) == whole.choices[0].message.content
     with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(model="another", messages=QUESTION)  # type: ignore[call-overload]
+        client.chat.completions.create(model="another", messages=QUESTION)
     assert caught.value.code == "model_not_found" and caught.value.request_id
+
+
+def test_a_client_that_leaves_frees_its_blocks(real: Processes) -> None:
+    client = client_of(real)
+    stream = client.chat.completions.create(model="smollm2", messages=QUESTION, max_tokens=2000, stream=True)
+    next(iter(stream))
+    assert sum(pool.num_leases for pool in real.inspect().pools) == 1
+    stream.close()
+    left_at = time.monotonic()
+    while any(pool.num_leases for pool in real.inspect().pools):
+        assert time.monotonic() < left_at + 1, "a lease is held a second after its client left"
+        time.sleep(0.02)
 
 
 def test_both_workers_take_part(tiny: Processes) -> None:
@@ -114,7 +126,8 @@ def test_a_process_killed_under_load_changes_no_text(tiny: Processes, victim: st
     undisturbed = [complete(client, seed, 300) for seed in range(6)]
     with ThreadPoolExecutor(6) as pool:
         texts = [pool.submit(complete, client, seed, 300) for seed in range(6)]
-        time.sleep(0.5)
+        while not all(worker.num_running for worker in tiny.describe().workers):
+            time.sleep(0.01)
         tiny.running[victim].kill()
         if victim == "kvcache_svc":
             tiny.restart(victim)

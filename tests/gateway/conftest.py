@@ -1,3 +1,5 @@
+"""What the gateway tests share."""
+
 from collections.abc import Iterator
 from pathlib import Path
 

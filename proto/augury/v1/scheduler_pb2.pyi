@@ -44,18 +44,22 @@ class Cancel(_message.Message):
     def __init__(self, ticket: _Optional[int] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("tickets", "counts", "tokens", "cached", "ended")
+    __slots__ = ("tickets", "counts", "tokens", "cached", "drafts", "accepted", "ended")
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     tickets: bytes
     counts: bytes
     tokens: bytes
     cached: bytes
+    drafts: bytes
+    accepted: bytes
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, tickets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    def __init__(self, tickets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("ticket", "reason", "error_code", "error_message")
@@ -88,7 +92,7 @@ class Description(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_parked: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_drafts", "draft_tokens", "accepted_at")
+    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -102,9 +106,11 @@ class WorkerState(_message.Message):
     QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     ready: bool
     num_running: int
@@ -118,10 +124,12 @@ class WorkerState(_message.Message):
     query_tokens: int
     num_preemptions: int
     num_iterations: int
+    num_refused: int
     num_drafts: int
     draft_tokens: int
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    accepted_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("hello", "heartbeat")
