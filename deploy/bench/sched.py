@@ -143,4 +143,4 @@ def table(load: Load, figures: Figures) -> str:
 
 
 def _outcome(step: Step) -> Outcome:
-    return Outcome(epoch=step.epoch, seq=step.seq, emitted=((TOKEN,),) * len(step.rows))
+XX

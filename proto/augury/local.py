@@ -378,6 +378,8 @@ def _is_async(behaviour: Callable[..., Any]) -> bool:
 
 async def _respond(handler: Handler, behaviour: Callable[..., Any], context: _Context) -> None:
     request = context if handler.request_streaming else await context.read()
+    if request is grpc.aio.EOF:  # the call broke before its request came
+        return
     if inspect.isasyncgenfunction(behaviour):
         async with contextlib.aclosing(behaviour(request, context)) as responses:
             async for response in responses:
