@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from augury.errors import NoWorkerError
 from gateway import failures
-from gateway.backend import Backend
+from gateway.backend import Backend, num_ready_workers
 from gateway.body import read_body
 from gateway.endpoints import Endpoints, check_model
 from gateway.metrics import Metrics
@@ -22,7 +22,7 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 def create_app(backend: Backend, model: ServedModel) -> FastAPI:
     """The gateway of one model. It may be made outside an event loop, unlike its backend."""
-    metrics = Metrics()
+    metrics = Metrics(model.name)
     app = FastAPI(title="Augury", openapi_url=None)
     app.add_middleware(RequestIdAndCount, metrics=metrics)
     failures.install(app)
@@ -71,7 +71,7 @@ class _Side:
 
     async def ready(self, request: Request) -> Response:
         """At least one worker takes requests."""
-        if not (await self._backend.describe()).num_ready_workers:
+        if not num_ready_workers(await self._backend.describe()):
             raise NoWorkerError("no worker is ready")
         return _json({"status": "ok"})
 

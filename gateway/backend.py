@@ -1,21 +1,9 @@
 """What the gateway needs of whoever generates tokens."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Protocol
 
-from augury.types import Delta, Generation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """The backend's state. ``max_model_len`` (tokens) and ``vocab_size`` are None while no worker is there."""
-
-    max_model_len: int | None
-    vocab_size: int | None
-    num_ready_workers: int
-    num_running: int
-    num_waiting: int
+from augury.types import Delta, Description, Generation
 
 
 class Backend(Protocol):
@@ -32,3 +20,18 @@ class Backend(Protocol):
     async def describe(self) -> Description:
         """Raises NoWorkerError when the backend cannot be reached."""
         ...
+
+
+def num_ready_workers(description: Description) -> int:
+    """Workers that take requests."""
+    return sum(worker.ready for worker in description.workers)
+
+
+def num_running(description: Description) -> int:
+    """Requests in a worker's batch."""
+    return sum(worker.num_running for worker in description.workers)
+
+
+def num_waiting(description: Description) -> int:
+    """Requests that wait, for one worker or for any."""
+    return sum(worker.num_waiting for worker in description.workers) + description.num_parked

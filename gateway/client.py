@@ -13,12 +13,11 @@ from itertools import count
 import grpc
 
 from augury import limits
-from augury.convert import deltas_from_wire, submit_to_wire
+from augury.convert import deltas_from_wire, description_from_wire, submit_to_wire
 from augury.errors import AuguryError, InvalidRequestError, NoWorkerError, OverloadedError
-from augury.types import Delta, Ended, Generation
+from augury.types import Delta, Description, Generation
 from augury.v1 import scheduler_pb2 as pb
 from augury.v1.scheduler_pb2_grpc import SchedulerStub
-from gateway.backend import Description
 
 _DESCRIBE_TIMEOUT_S = 2.0
 _log = logging.getLogger(__name__)
@@ -55,13 +54,7 @@ class SchedulerClient:
         except grpc.aio.AioRpcError as error:
             _log.warning("the scheduler does not answer", extra={"reason": error.details()})
             raise NoWorkerError("the scheduler does not answer") from error
-        return Description(
-            max_model_len=wire.max_model_len or None,
-            vocab_size=wire.vocab_size or None,
-            num_ready_workers=sum(worker.ready for worker in wire.workers),
-            num_running=sum(worker.num_running for worker in wire.workers),
-            num_waiting=sum(worker.num_waiting for worker in wire.workers) + wire.num_parked,
-        )
+        return description_from_wire(wire)
 
     async def close(self) -> None:
         """Break the stream; open requests fail."""
@@ -95,7 +88,7 @@ class _Link:
     def leave(self, ticket: int) -> None:
         """Forget a request; cancel it if it has not ended."""
         mailbox = self._open.pop(ticket)
-        if mailbox.ended is None and self.broken is None:
+        if not mailbox.has_end and self.broken is None:
             self._outbox.put_nowait(pb.ClientMessage(cancel=pb.Cancel(ticket=ticket)))
 
     async def close(self) -> None:
@@ -130,7 +123,8 @@ class _Link:
                 mailbox.put(delta)
 
     def _break(self, reason: str) -> None:
-        _log.warning("the stream to the scheduler broke", extra={"reason": reason, "num_open": len(self._open)})
+        level = logging.WARNING if self._open else logging.INFO
+        _log.log(level, "the stream to the scheduler broke", extra={"reason": reason, "num_open": len(self._open)})
         self.broken = NoWorkerError("the connection to the scheduler was lost")
         self._call.cancel()
         for task in self._tasks:
@@ -142,21 +136,17 @@ class _Link:
 class _Mailbox:
     """What arrived for one request and was not taken yet, merged. One reader."""
 
-    __slots__ = ("_arrived", "_error", "_num_cached", "_ticket", "_tokens", "ended")
+    __slots__ = ("_arrived", "_delta", "_error", "has_end")
 
     def __init__(self) -> None:
-        self.ended: Ended | None = None
-        self._ticket = 0
-        self._num_cached = 0
-        self._tokens: tuple[int, ...] = ()
+        self.has_end = False
+        self._delta: Delta | None = None
         self._error: AuguryError | None = None
         self._arrived = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
-        self._ticket = delta.ticket
-        self._num_cached = delta.num_cached
-        self._tokens += delta.tokens
-        self.ended = delta.ended
+        self._delta = delta if self._delta is None else _merged(self._delta, delta)
+        self.has_end = delta.ended is not None
         self._arrived.set()
 
     def fail(self, error: AuguryError) -> None:
@@ -164,12 +154,23 @@ class _Mailbox:
         self._arrived.set()
 
     async def take(self) -> Delta:
-        """Raises the error given to ``fail``, once all tokens that came before it were taken."""
+        """Raises the error given to ``fail``, once everything that came before it was taken."""
         await self._arrived.wait()
-        if self._error is not None and not self._tokens and self.ended is None:
-            raise self._error
+        delta, self._delta = self._delta, None
         if self._error is None:
             self._arrived.clear()
-        delta = Delta(ticket=self._ticket, tokens=self._tokens, num_cached=self._num_cached, ended=self.ended)
-        self._tokens = ()
+        elif delta is None:
+            raise self._error
+        assert delta is not None
         return delta
+
+
+def _merged(earlier: Delta, later: Delta) -> Delta:
+    return Delta(
+        ticket=later.ticket,
+        tokens=earlier.tokens + later.tokens,
+        num_cached=later.num_cached,
+        num_drafts=earlier.num_drafts + later.num_drafts,
+        num_accepted=earlier.num_accepted + later.num_accepted,
+        ended=later.ended,
+    )

@@ -48,6 +48,7 @@ def generations(
             sampling=sampling,
             stopping=stopping,
             priority=request.priority,
+            max_drafts=request.max_drafts,
         )
         for number, (prompt, stopping) in enumerate(zip(prompts, stoppings, strict=True))
         for index, sampling in enumerate(samplings)

@@ -23,19 +23,31 @@ class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts that were verified: those that became text, and the others. Only the former are completion tokens."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
-def usage_of(*, num_prompt: int, num_cached: int, num_completion: int) -> Usage:
+def usage_of(*, num_prompt: int, num_cached: int, num_completion: int, num_drafts: int, num_accepted: int) -> Usage:
+    """``num_accepted`` of ``num_drafts`` verified drafts are among the completion tokens."""
     return Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
         prompt_tokens_details=PromptDetails(cached_tokens=num_cached),
+        completion_tokens_details=CompletionDetails(
+            accepted_prediction_tokens=num_accepted, rejected_prediction_tokens=num_drafts - num_accepted
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from augury.errors import AuguryError, InternalError, NoWorkerError
 from augury.types import Delta, Ended, EndReason, Generation
 from gateway.backend import Backend
 from gateway.merge import merge
+from gateway.meter import Meter
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.replies import Piece, Usage, usage_of
@@ -35,6 +36,7 @@ class Run:
         self._started = started
         self._texts = [TextStream(model.token_bytes, each.stopping, job.stops) for each in job.generations]
         self._num_cached = [0] * len(self._texts)
+        self._num_drafts = self._num_accepted = 0
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """Pieces of all choices as they come, those that wait in one list; each choice's last has a finish reason.
@@ -42,15 +44,12 @@ class Run:
         Closing it cancels what is still generated. Raises the AuguryError of the first choice that fails.
         """
         streams = [self._choice(index) for index in range(len(self._texts))]
-        waited_s = None
         try:
             async with aclosing(merge(streams)) as batches:
                 async for batch in batches:
-                    if waited_s is None:
-                        waited_s = time.perf_counter() - self._started
-                        self._metrics.time_to_first_token.observe(waited_s)
                     yield batch
         finally:
+            self._metrics.request_choices.observe(self._job.choices_per_prompt)
             self._metrics.request_seconds.observe(time.perf_counter() - self._started)
             self._metrics.count(self.usage())
 
@@ -61,13 +60,17 @@ class Run:
             num_prompt=sum(len(self._job.generations[first].prompt) for first in firsts),
             num_cached=sum(self._num_cached[first] for first in firsts),
             num_completion=sum(text.num_tokens for text in self._texts),
+            num_drafts=self._num_drafts,
+            num_accepted=self._num_accepted,
         )
 
     async def _choice(self, index: int) -> AsyncGenerator[Piece, None]:
-        outcome = "cancelled"
+        outcome, generation = "cancelled", self._job.generations[index]
+        meter = Meter(self._metrics, generation, self._started)
         try:
-            async with aclosing(self._backend.generate(self._job.generations[index])) as deltas:
+            async with aclosing(self._backend.generate(generation)) as deltas:
                 async for delta in deltas:
+                    meter.came(delta)
                     piece = self._piece(index, delta)
                     outcome = piece.finish_reason or outcome
                     yield piece
@@ -77,12 +80,16 @@ class Run:
             outcome = error.code
             raise
         finally:
-            self._metrics.generations.labels(outcome).inc()
+            meter.ended(outcome, self._texts[index].num_tokens)
 
     def _piece(self, index: int, delta: Delta) -> Piece:
         text = self._texts[index]
+        num_before = text.num_tokens
         shown = text.feed(delta.tokens)
         self._num_cached[index] = delta.num_cached
+        self._num_drafts += delta.num_drafts
+        # Drafts behind a stop string were accepted by the worker, but are no text.
+        self._num_accepted += min(delta.num_accepted, text.num_tokens - num_before)
         if delta.ended is None:
             return Piece(index=index, text=shown, finish_reason="stop" if text.stopped else None)
         shown += text.finish()

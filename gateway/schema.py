@@ -39,7 +39,11 @@ class StreamOptions(_Model):
 
 
 class Sampled(_Model):
-    """What every request for generated tokens may carry."""
+    """What every request for generated tokens may carry.
+
+    ``max_drafts``, an extension, bounds the draft tokens that one step verifies for the request: 0 turns speculation
+    off, null leaves it to the worker. It changes the speed, never the text.
+    """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "response_format": ({"type": "text"},),
@@ -77,6 +81,7 @@ class Sampled(_Model):
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] = Field({}, max_length=limits.MAX_LOGIT_BIAS)
     seed: int | None = Field(None, ge=-_UINT64 // 2, lt=_UINT64)
     priority: int = Field(0, ge=-_INT32, lt=_INT32)
+    max_drafts: int | None = Field(None, ge=0, lt=_INT32)
     user: str | None = None
 
     @property

@@ -9,7 +9,7 @@ from augury import rpc
 from augury.config import Settings
 from augury.types import WorkerInfo
 from augury.v1.scheduler_pb2_grpc import add_SchedulerServicer_to_server, add_WorkersServicer_to_server
-from scheduler_svc.core.lane import LaneConfig
+from scheduler_svc.core.lane import KeyLookahead, LaneConfig
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.service import SchedulerService
 
@@ -39,6 +39,7 @@ def lane_config(settings: Settings, info: WorkerInfo) -> LaneConfig:
         max_running=settings.scheduler.max_running,
         policy=Policy(settings.scheduler.policy),
         prefix_caching=settings.kv.prefix_caching,
+        key_lookahead=KeyLookahead(settings.kv.key_lookahead),
         num_prefill_lookahead=info.num_prefill_lookahead,
         max_drafts=info.max_drafts,
     )

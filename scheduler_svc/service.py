@@ -9,7 +9,7 @@ import grpc
 
 from augury import convert, limits
 from augury.errors import AuguryError, InvalidRequestError, OverloadedError
-from augury.types import Delta, PoolSpec, WorkerInfo
+from augury.types import Delta, Description, PoolSpec, WorkerInfo, WorkerStatus
 from augury.v1 import scheduler_pb2
 from augury.v1.scheduler_pb2_grpc import SchedulerServicer, WorkersServicer
 from scheduler_svc.clients import KvClient, WorkerClient
@@ -58,13 +58,14 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
 
     async def Describe(self, request: scheduler_pb2.DescribeRequest, context: Context) -> scheduler_pb2.Description:
         workers = list(self._workers.values())
-        return scheduler_pb2.Description(
-            model=workers[0].model if workers else "",
-            max_model_len=self._cluster.max_len or 0,
-            vocab_size=min((worker.vocab_size for worker in workers), default=0),
-            workers=[_state(loop) for loop in self._loops.values()],
+        description = Description(
+            model=workers[0].model if workers else None,
+            max_model_len=self._cluster.max_len,
+            vocab_size=min((worker.vocab_size for worker in workers), default=None),
             num_parked=len(self._cluster.parked),
+            workers=tuple(map(_status, self._loops.values())),
         )
+        return convert.description_to_wire(description)
 
     async def _read(self, messages: AsyncIterator[scheduler_pb2.ClientMessage], outbox: Outbox) -> None:
         async for message in messages:
@@ -132,7 +133,11 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
         served = {(worker.model, worker.vocab_size) for worker in self._workers.values()}
         if served and (info.model, info.vocab_size) not in served:
             raise InvalidRequestError(f"the workers here serve {sorted(served)[0][0]}, not {info.model}", "model")
-        lane = Scheduler(self._lane_config(info), epoch=0, num_available=0)
+        try:
+            config = self._lane_config(info)
+        except ValueError as error:
+            raise InvalidRequestError(f"worker {info.worker_id} cannot be served: {error}") from error
+        lane = Scheduler(config, epoch=0, num_available=0)
         self._workers[info.worker_id] = info
         kv, worker = KvClient(self._kvcache), WorkerClient(self._connect(info.address))
         loop = self._loops[info.worker_id] = LaneLoop(lane, _pool_spec(info), kv, worker, self._publish)
@@ -167,9 +172,9 @@ def _pool_spec(info: WorkerInfo) -> PoolSpec:
     )
 
 
-def _state(loop: LaneLoop) -> scheduler_pb2.WorkerState:
+def _status(loop: LaneLoop) -> WorkerStatus:
     lane, counters = loop.lane, loop.lane.counters
-    return scheduler_pb2.WorkerState(
+    return WorkerStatus(
         worker_id=lane.config.pool,
         ready=loop.ready,
         num_running=len(lane.running),
@@ -183,7 +188,9 @@ def _state(loop: LaneLoop) -> scheduler_pb2.WorkerState:
         query_tokens=counters.query_tokens,
         num_preemptions=counters.num_preemptions,
         num_iterations=counters.num_iterations,
+        num_refused=counters.num_refused,
         num_drafts=counters.num_drafts,
         draft_tokens=counters.draft_tokens,
-        accepted_at=counters.accepted_at,
+        accepted_at=tuple(counters.accepted_at),
+        accepted_lengths=tuple(counters.accepted_lengths),
     )

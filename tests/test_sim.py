@@ -18,7 +18,7 @@ NUM_SEEDS = 120
 def test_every_seed_holds_and_between_them_everything_happens() -> None:
     tally = sum((run_seed(seed).tally for seed in range(NUM_SEEDS)), Counter[str]())
     kinds = ("drop", "duplicate", "delay", "worker crash", "disconnect", "kv crash", "idle fence", "refusal")
-    happened = ("fence", "stale answer", "preemptions", "hit tokens", "refused hits")
+    happened = ("fence", "stale answer", "preemptions", "hit tokens", "refused hits", "drafts", "accepted drafts")
     ends = ("stop", "length", "cancelled", "not_finite", "context_length_exceeded", "refused at once")
     assert all(tally[kind] > 0 for kind in (*kinds, *happened, *ends)), tally
 
@@ -42,7 +42,7 @@ def test_expected_reuse_is_the_reference_engines(num_shared: int, num_hit: int) 
     """mtp_semantics, appendix B: lookahead 4, blocks of 4, a writer of 23 known tokens."""
     writer = list(range(23))
     reader = [*writer[:num_shared], *([] if num_shared == 14 else [99] * 8)]
-    assert reusable(reader, [writer], block_size=4, lookahead=4) == num_hit
+    assert reusable(reader, [writer], block_size=4, proven=4) == num_hit
 
 
 def test_failing_seed_is_replayed_with_its_trace_and_a_bad_status(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,8 @@ async def start(settings: Settings) -> WorkerApp:
         block_size=settings.kv.block_size,
         max_model_len=engine.description.max_model_len,
         vocab_size=engine.description.vocab_size,
+        num_prefill_lookahead=engine.description.num_prefill_lookahead,
+        max_drafts=engine.description.max_drafts,
     )
     scheduler, registered = rpc.connect(settings.scheduler.address), asyncio.Event()
     return WorkerApp(
@@ -81,6 +83,7 @@ def _load(settings: Settings) -> Engine:
             memory_mb=settings.kv.memory_mb,
             max_len=settings.model.max_len,
             attention=settings.worker.attention,
+            depth=None if settings.speculation.depth == "auto" else int(settings.speculation.depth),
         ),
     )
 

@@ -1,6 +1,6 @@
 """One step's ragged batch: the new tokens of all rows one after another, without padding."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +14,14 @@ class Span:
     """One request's part of a batch.
 
     Its ``num_new`` tokens stand at ``start`` of the batch and are the last of ``num_context`` tokens, whose KV lies in
-    ``blocks``. ``samples`` says whether a token is drawn after the last one.
+    ``blocks``. The last ``num_logits`` of them are followed by a draw each.
     """
 
     start: int
     num_new: int
     num_context: int
     blocks: Sequence[int]
-    samples: bool
+    num_logits: int = 0
 
     @property
     def num_computed(self) -> int:
@@ -40,8 +40,6 @@ class Batch:
     """[T] where the token's KV goes"""
     logits_rows: Tensor
     """[N] index into the batch"""
-    spans: tuple[Span, ...]
-    block_size: int
 
 
 def make_batch(tokens: Sequence[Sequence[int]], spans: Sequence[Span], block_size: int) -> Batch:
@@ -49,10 +47,10 @@ def make_batch(tokens: Sequence[Sequence[int]], spans: Sequence[Span], block_siz
     return Batch(
         token_ids=torch.tensor([token for row in tokens for token in row]),
         positions=torch.tensor([p for span in spans for p in range(span.num_computed, span.num_context)]),
-        slots=torch.tensor([slot for span in spans for slot in _new_slots(span, block_size)]),
-        logits_rows=torch.tensor([span.start + span.num_new - 1 for span in spans if span.samples], dtype=torch.int64),
-        spans=tuple(spans),
-        block_size=block_size,
+        slots=torch.tensor(
+            [slot for s in spans for slot in slots(s.blocks, range(s.num_computed, s.num_context), block_size)]
+        ),
+        logits_rows=torch.tensor(_logits_rows(spans), dtype=torch.int64),
     )
 
 
@@ -65,8 +63,10 @@ def block_tables(spans: Sequence[Span], block_size: int) -> Tensor:
     return tables
 
 
-def _new_slots(span: Span, block_size: int) -> list[int]:
-    return [
-        span.blocks[position // block_size] * block_size + position % block_size
-        for position in range(span.num_computed, span.num_context)
-    ]
+def slots(blocks: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
+    """Where the KV of ``positions`` lies in a request whose table is ``blocks``."""
+    return [blocks[position // block_size] * block_size + position % block_size for position in positions]
+
+
+def _logits_rows(spans: Sequence[Span]) -> list[int]:
+    return [row for s in spans for row in range(s.start + s.num_new - s.num_logits, s.start + s.num_new)]

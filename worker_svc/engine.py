@@ -1,6 +1,7 @@
 """The worker's engine: carries out steps, one after another, and remembers the last outcome."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,16 @@ from augury.types import Outcome, Row, Step
 from worker_svc.attention import make_attention
 from worker_svc.attention.port import Attention
 from worker_svc.batch import Span, make_batch
+from worker_svc.depth import DepthPolicy
+from worker_svc.drafter import Drafter
 from worker_svc.kv import Kv, bytes_per_block, torch_dtype
-from worker_svc.model.description import read_architecture
+from worker_svc.model.description import Architecture, read_architecture
 from worker_svc.model.llama import Llama
+from worker_svc.model.mtp import Modules, drop_modules
 from worker_svc.model.weights import Checkpoint, fingerprint
+from worker_svc.rejection import verify
 from worker_svc.requests import Bounds, Held, check_step
-from worker_svc.sampling import Draw, sample
+from worker_svc.speculator import Advance, Speculator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,8 @@ class EngineOptions:
     """How to run a model.
 
     ``num_blocks`` includes the null block; None means as many as ``memory_mb`` MiB hold. ``max_len`` None is the
-    model's own context.
+    model's own context. ``depth`` is the number of drafts of a step; None means up to one by each MTP module, as many
+    as pay.
     """
 
     dtype: str = "bfloat16"
@@ -34,16 +40,22 @@ class EngineOptions:
     memory_mb: int = 2048
     max_len: int | None = None
     attention: str = "cpu"
+    depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What an engine runs. Equal fingerprints mean that equal tokens have equal KV."""
+    """What an engine runs. Equal fingerprints mean that equal tokens have equal KV.
+
+    ``num_prefill_lookahead`` is mtp_semantics rule A; at most ``max_drafts`` are proposed.
+    """
 
     fingerprint: str
     vocab_size: int
     max_model_len: int
     bytes_per_block: int
+    num_prefill_lookahead: int
+    max_drafts: int
 
 
 class Engine:
@@ -52,11 +64,14 @@ class Engine:
     A held request's first ``num_computed`` tokens have their KV in its blocks; only its own rows write there.
     """
 
-    def __init__(self, model: Llama, kv: Kv, attention: Attention, description: Description) -> None:
+    def __init__(
+        self, model: Llama, kv: Kv, attention: Attention, description: Description, speculator: Speculator | None
+    ) -> None:
         self.description = description
         self._model = model
         self._kv = kv
         self._attention = attention
+        self._speculator = speculator
         self._bounds = Bounds(
             vocab_size=description.vocab_size,
             max_len=description.max_model_len,
@@ -71,6 +86,16 @@ class Engine:
         """Blocks of KV, the null block included."""
         return self._bounds.num_blocks
 
+    @property
+    def held(self) -> Mapping[int, Held]:
+        """The requests by handle, to look at."""
+        return self._held
+
+    @property
+    def kv(self) -> Kv:
+        """To look at."""
+        return self._kv
+
     @classmethod
     @torch.inference_mode()
     def load(cls, path: Path, options: EngineOptions) -> "Engine":
@@ -80,16 +105,28 @@ class Engine:
         max_len = options.max_len or architecture.max_positions
         if max_len > architecture.max_positions:
             raise ValueError(f"max_len {max_len} is beyond the model's {architecture.max_positions} positions")
-        num_bytes = bytes_per_block(architecture, options.block_size, options.dtype)
+        max_drafts, num_modules = _drafts_and_modules(architecture, options.depth)
+        num_bytes = bytes_per_block(architecture, options.block_size, options.dtype, num_modules)
         num_blocks = options.num_blocks or (options.memory_mb << 20) // num_bytes
         description = Description(
-            fingerprint=fingerprint(path, options.dtype),
+            fingerprint=fingerprint(path, options.dtype, num_modules),
             vocab_size=architecture.vocab_size,
             max_model_len=max_len,
             bytes_per_block=num_bytes,
+            num_prefill_lookahead=num_modules,
+            max_drafts=max_drafts,
         )
-        kv = Kv(architecture, dtype, options.block_size, num_blocks)
-        return cls(Llama(architecture, Checkpoint(path, dtype), max_len), kv, attention, description)
+        kv = Kv(architecture, dtype, options.block_size, num_blocks, num_modules)
+        checkpoint = Checkpoint(path, dtype)
+        model = Llama(architecture, checkpoint, max_len)
+        speculator = None
+        if num_modules:
+            modules = Modules(architecture, checkpoint, model, num_modules)
+            policy = DepthPolicy(max_drafts, fixed=options.depth is not None)
+            speculator = Speculator(modules, Drafter(model, modules, kv, attention), policy, kv, max_len)
+        drop_modules(architecture, checkpoint, num_modules)
+        checkpoint.finish("rotary_emb.inv_freq")
+        return cls(model, kv, attention, description, speculator)
 
     @torch.inference_mode()
     def execute(self, step: Step) -> Outcome:
@@ -102,28 +139,25 @@ class Engine:
             return self._last
         held = self._held_in(step)
         check_step(step, held, self._bounds)
-        self._held = held
-        for handle in step.released:
-            self._held.pop(handle, None)
+        self._keep(held, step.released)
         for block, key in step.sealed:
             self._kv.seal(block, key)
         refused = self._take(step)
-        rows = [row for row in step.rows if row.handle not in refused]
-        tokens, failed = self._compute(rows)
+        emitted = self._compute([row for row in step.rows if row.handle not in refused])
         self._last = Outcome(
             epoch=step.epoch,
             seq=step.seq,
-            emitted=tuple((tokens[row.handle],) if row.handle in tokens else () for row in step.rows),
-            num_drafts=(0,) * len(step.rows),
+            emitted=tuple(tuple(emitted.get(row.handle) or ()) for row in step.rows),
+            num_drafts=tuple(len(self._held[row.handle].drafts) if emitted.get(row.handle) else 0 for row in step.rows),
             num_final=tuple(self._num_final(row.handle) for row in step.rows),
             refused=tuple(refused),
-            failed=tuple(failed),
+            failed=tuple(handle for handle, tokens in emitted.items() if tokens == []),
         )
         return self._last
 
     def _num_final(self, handle: int) -> int:
         request = self._held.get(handle)
-        return request.num_computed if request else 0
+        return request.num_final if request else 0
 
     def _held_in(self, step: Step) -> dict[int, Held]:
         """The requests that live on in the step's epoch: all, or none in a new one."""
@@ -135,6 +169,13 @@ class Engine:
         if step.seq != last.seq + 1:
             raise FencedError(f"step {step.seq} does not follow {last.seq} in epoch {step.epoch}")
         return self._held
+
+    def _keep(self, held: dict[int, Held], released: Sequence[int]) -> None:
+        """Hold those of ``held`` that were not released."""
+        for handle in released if held is self._held else [*self._held]:
+            self._held.pop(handle, None)
+            if self._speculator is not None:
+                self._speculator.forget(handle)
 
     def _take(self, step: Step) -> list[int]:
         """Hold the fresh requests; return those whose hit blocks hold something else."""
@@ -148,59 +189,94 @@ class Engine:
                 refused.append(new.handle)
         return refused
 
-    def _compute(self, rows: Sequence[Row]) -> tuple[dict[int, int], list[int]]:
-        """Run the rows; return the token drawn for each request that reached its end, and the requests that failed."""
+    def _compute(self, rows: Sequence[Row]) -> dict[int, list[int] | None]:
+        """Run the rows; what each request emitted, by handle: None where its prompt goes on, empty where it failed."""
         if not rows:
-            return {}, []
-        spans = self._advance(rows)
-        requests = [self._held[row.handle] for row in rows]
-        new_tokens = [
-            request.tokens[span.num_computed : span.num_context] for request, span in zip(requests, spans, strict=True)
-        ]
-        batch = make_batch(new_tokens, spans, self._bounds.block_size)
-        logits = self._model.forward(batch, self._kv, self._attention.prepare(batch))
-        return self._emit([row.handle for row, span in zip(rows, spans, strict=True) if span.samples], logits)
+            return {}
+        spans = self._lay_out(rows)
+        hidden_te, logits_nv = self._forward(rows, spans)
+        emitted = self._verify(rows, spans, logits_nv)
+        going_on = [(row, span) for row, span in zip(rows, spans, strict=True) if emitted[row.handle] != []]
+        if self._speculator is None:
+            for row, _ in going_on:
+                self._held[row.handle].num_final = self._held[row.handle].num_computed
+        else:
+            advances = [self._advance(row, span, emitted[row.handle] or [], hidden_te) for row, span in going_on]
+            self._speculator.follow(advances)
+        return emitted
 
-    def _advance(self, rows: Sequence[Row]) -> list[Span]:
-        """Append the rows' blocks, count their tokens as computed, and lay them out in a batch."""
+    def _lay_out(self, rows: Sequence[Row]) -> list[Span]:
+        """Give the rows' blocks to their requests; the rows' places in a batch."""
         spans: list[Span] = []
-        start = 0
+        start, size = 0, self._kv.block_size
         for row in rows:
             request = self._held[row.handle]
             self._kv.claim(row.new_blocks)
             request.blocks.extend(row.new_blocks)
-            end = request.num_computed + row.num_new
-            first = request.num_computed // self._bounds.block_size
-            last = (end - 1) // self._bounds.block_size
-            assert not any(map(self._kv.is_sealed, request.blocks[first : last + 1])), "a write into a sealed block"
-            request.num_computed = end
+            num_new, known_end = row.num_new + row.num_drafts, request.num_computed + row.num_new
+            end = known_end + row.num_drafts
+            written = request.blocks[request.num_computed // size : (end - 1) // size + 1]
+            assert not any(map(self._kv.is_sealed, written)), "a write into a sealed block"
             spans.append(
                 Span(
                     start=start,
-                    num_new=row.num_new,
+                    num_new=num_new,
                     num_context=end,
                     blocks=request.blocks,
-                    samples=end == len(request.tokens),
+                    num_logits=1 + row.num_drafts if known_end == len(request.tokens) else 0,
                 )
             )
-            start += row.num_new
+            start += num_new
         return spans
 
-    def _emit(self, handles: Sequence[int], logits: Tensor) -> tuple[dict[int, int], list[int]]:
-        finite = logits.sum(-1).isfinite()
-        failed = [handle for handle, fine in zip(handles, finite.tolist(), strict=True) if not fine]
-        drawing = [handle for handle in handles if handle not in failed]
-        tokens = sample(logits[finite], [self._draw(handle) for handle in drawing])
-        for handle, token in zip(drawing, tokens, strict=True):
-            self._held[handle].tokens.append(token)
-        return dict(zip(drawing, tokens, strict=True)), failed
+    def _forward(self, rows: Sequence[Row], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+        """Write the rows' KV; the hidden states that modules read [T, E] (without any: of no use), and the logits."""
+        started = time.perf_counter()
+        tokens = []
+        for row, span in zip(rows, spans, strict=True):
+            request = self._held[row.handle]
+            known = request.tokens[span.num_computed : span.num_computed + row.num_new]
+            tokens.append(known + request.drafts[: row.num_drafts])
+        batch = make_batch(tokens, spans, self._kv.block_size)
+        h_te = self._model.forward(batch, self._kv, self._attention.prepare(spans, self._kv.block_size))
+        normed_te = self._model.norm(h_te)
+        logits_nv = self._model.logits(normed_te.index_select(0, batch.logits_rows))
+        if self._speculator is None:
+            return normed_te, logits_nv
+        self._speculator.policy.time_target(len(h_te), time.perf_counter() - started)
+        return self._speculator.target_hidden(h_te, normed_te), logits_nv
 
-    def _draw(self, handle: int) -> Draw:
-        request = self._held[handle]
-        return Draw(
-            position=len(request.tokens),
-            tokens=request.tokens,
-            num_prompt=request.num_prompt,
-            sampling=request.sampling,
-            stopping=request.stopping,
+    def _verify(self, rows: Sequence[Row], spans: Sequence[Span], logits_nv: Tensor) -> dict[int, list[int] | None]:
+        """Draw at every row of logits as far as drafts are accepted; count the rows that are part of the text."""
+        finite = logits_nv.sum(-1).isfinite().tolist()
+        emitted: dict[int, list[int] | None] = {}
+        end = 0
+        for row, span in zip(rows, spans, strict=True):
+            request, tokens = self._held[row.handle], None
+            if span.num_logits:
+                start, end = end, end + span.num_logits
+                tokens = verify(request, request.drafts[: row.num_drafts], logits_nv[start:end], finite[start:end])
+            request.num_computed += row.num_new + (len(tokens) - 1 if tokens else 0)
+            emitted[row.handle] = tokens
+        return emitted
+
+    def _advance(self, row: Row, span: Span, tokens: Sequence[int], hidden_te: Tensor) -> Advance:
+        request = self._held[row.handle]
+        num_rows = request.num_computed - span.num_computed
+        return Advance(
+            handle=row.handle,
+            request=request,
+            hidden=hidden_te[span.start : span.start + num_rows],
+            num_emitted=len(tokens),
+            fates=[token == draft for token, draft in zip(tokens, request.drafts[: row.num_drafts], strict=False)],
         )
+
+
+def _drafts_and_modules(architecture: Architecture, depth: int | None) -> tuple[int, int]:
+    """How deep to draft, and with how many modules. Raises ValueError for a depth that the model does not have."""
+    if architecture.mtp is None:
+        if depth:
+            raise ValueError(f"{depth} drafts are asked for, but the model has no MTP modules")
+        return 0, 0
+    max_drafts = architecture.mtp.num_drafts(depth)
+    return max_drafts, architecture.mtp.num_used(max_drafts)

@@ -14,13 +14,18 @@ NULL_BLOCK = 0
 class Kv:
     """Paged keys and values. A *slot* is a token's place: ``block * block_size + offset``."""
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, block_size: int, num_blocks: int) -> None:
-        """Holds ``num_blocks`` blocks, the null block among them. Raises ValueError for fewer than two."""
+    def __init__(
+        self, architecture: Architecture, dtype: torch.dtype, block_size: int, num_blocks: int, num_modules: int = 0
+    ) -> None:
+        """Holds ``num_blocks`` blocks, the null block among them, for the layers of the model and of ``num_modules``
+        MTP modules behind them. Raises ValueError for fewer than two blocks.
+        """
         if num_blocks < 2 or block_size < 1:
             raise ValueError(f"KV needs two blocks of one token at least, not {num_blocks} of {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks
-        shape = (architecture.num_layers, 2, num_blocks, architecture.num_kv_heads, block_size, architecture.head_dim)
+        num_layers = architecture.num_layers + num_modules
+        shape = (num_layers, 2, num_blocks, architecture.num_kv_heads, block_size, architecture.head_dim)
         # Not zeroed as a whole: memory is taken as blocks are claimed.
         self._data = torch.empty(shape, dtype=dtype)
         self._data[:, :, NULL_BLOCK] = 0
@@ -63,9 +68,10 @@ class Kv:
             cache.view(-1, new.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
 
 
-def bytes_per_block(architecture: Architecture, block_size: int, dtype: str) -> int:
-    """Bytes of one KV block over all layers."""
-    values = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * block_size
+def bytes_per_block(architecture: Architecture, block_size: int, dtype: str, num_modules: int = 0) -> int:
+    """Bytes of one KV block over all layers, those of ``num_modules`` MTP modules included."""
+    num_layers = architecture.num_layers + num_modules
+    values = 2 * num_layers * architecture.num_kv_heads * architecture.head_dim * block_size
     return values * torch_dtype(dtype).itemsize
 
 

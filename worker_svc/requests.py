@@ -1,7 +1,7 @@
 """The requests a worker holds, and the check of a step against them before anything is changed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from augury.errors import InvalidRequestError
 from augury.types import NewRequest, Row, SamplingParams, Step, StopParams
@@ -9,7 +9,11 @@ from augury.types import NewRequest, Row, SamplingParams, Step, StopParams
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """A request's state: prompt and emitted ``tokens``, how many of them have KV, and the blocks that hold it."""
+    """A request's state: prompt and emitted ``tokens``, how many of them have KV, and the blocks that hold it.
+
+    Of ``num_final`` tokens no later step rewrites the KV. ``drafts`` are guesses of the tokens that follow, to be
+    verified; ``max_drafts`` bounds them, None does not.
+    """
 
     tokens: list[int]
     num_prompt: int
@@ -17,6 +21,9 @@ class Held:
     blocks: list[int]
     sampling: SamplingParams
     stopping: StopParams
+    max_drafts: int | None = None
+    num_final: int = 0
+    drafts: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, new: NewRequest) -> "Held":
@@ -27,7 +34,19 @@ class Held:
             blocks=list(new.blocks),
             sampling=new.sampling,
             stopping=new.stopping,
+            max_drafts=new.max_drafts,
+            num_final=new.num_computed,
         )
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def ended(self) -> bool:
+        """Whether the scheduler ends the request by itself after its last token."""
+        stopping = self.stopping
+        return self.num_emitted >= stopping.max_tokens or self.tokens[-1] in stopping.stop_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +91,19 @@ def _check_new(new: NewRequest, bounds: Bounds) -> None:
 
 
 def _check_row(row: Row, request: Held, bounds: Bounds) -> Sequence[int]:
-    """The blocks that the row writes into."""
+    """The blocks that the row, or the drafting after it, writes into."""
     name = f"request {row.handle}"
     _check_blocks(row.new_blocks, bounds)
     end = request.num_computed + row.num_new
     _require(row.num_new > 0, f"{name} has no token to compute")
     _require(end <= len(request.tokens), f"{name} is to compute {end} of {len(request.tokens)} tokens")
+    _require(0 <= row.num_drafts <= len(request.drafts), f"{name} has {len(request.drafts)} drafts to verify")
+    _require(not row.num_drafts or end == len(request.tokens), f"{name} verifies drafts before its last token")
+    end += row.num_drafts
     _require(end <= bounds.max_len, f"{name} is to go beyond {bounds.max_len} tokens")
     blocks = [*request.blocks, *row.new_blocks]
     _require(end <= len(blocks) * bounds.block_size, f"{name} has {len(blocks)} blocks, too few for {end} tokens")
-    return blocks[request.num_computed // bounds.block_size : (end - 1) // bounds.block_size + 1]
+    return blocks[request.num_final // bounds.block_size : (end - 1) // bounds.block_size + 1]
 
 
 def _check_blocks(blocks: Iterable[int], bounds: Bounds) -> None:

@@ -52,8 +52,31 @@ def exponential_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     A function of seed (modulo 2**64), position and token id alone: splitmix64's output number ``token_id`` of a stream
     that seed and position choose.
     """
-    stream = _mix(_mix(torch.tensor(_signed(seed), device=token_ids.device)) + _signed(position * _GAMMA))
-    bits = _shift(_mix(stream + token_ids * _signed(_GAMMA)), 12)
+    return _noise(signed([seed]).to(token_ids.device), torch.tensor([position], device=token_ids.device), token_ids)
+
+
+def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """[N] for each row of ``logits`` [N, V] the column that ``sample`` would draw at a temperature, without filters.
+
+    ``temperatures`` (0 is greedy), ``seeds`` (as ``signed`` gives them) and ``positions`` are [N], ``token_ids`` [V].
+    """
+    winners = logits.argmax(-1)
+    sampled = temperatures.nonzero().squeeze(-1)
+    if len(sampled):
+        noise = _noise(seeds[sampled, None], positions[sampled, None], token_ids)
+        scores = logits[sampled].double() / temperatures[sampled, None]
+        winners[sampled] = (scores - noise.log()).argmax(-1)
+    return winners
+
+
+def signed(values: Sequence[int]) -> Tensor:
+    """[N] int64 of the same 64 bits as each of ``values``, modulo 2**64."""
+    return torch.tensor([_signed(value) for value in values])
+
+
+def _noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    streams = _mix(_mix(seeds) + positions * _signed(_GAMMA))
+    bits = _shift(_mix(streams + token_ids * _signed(_GAMMA)), 12)
     return -((bits.double() + 0.5) * 2.0**-52).log()
 
 

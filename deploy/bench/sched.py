@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Loop:
             max_running=load.requests,
         )
         self.scheduler_s = self.kv_s = 0.0
+        self._num_computed = Counter[int]()
         self._kv = Coordinator(spec)
         self._scheduler = Scheduler(config, epoch=1, num_available=self._kv.pool.num_available)
         for index in range(load.requests):
@@ -79,8 +81,19 @@ class Loop:
         grant = None if proposal is None else self._kv_step(lambda: self._kv.step(proposal))
         step = self._scheduled(lambda: scheduler.dispatch(grant))
         assert step is not None
-        outcome = _outcome(step)
+        outcome = self._outcome(step)
         self._scheduled(lambda: scheduler.apply(outcome))
+
+    def _outcome(self, step: Step) -> Outcome:
+        """What a worker without drafts answers: a token for each row, and every computed token is final."""
+        self._num_computed.update({row.handle: row.num_new for row in step.rows})
+        return Outcome(
+            epoch=step.epoch,
+            seq=step.seq,
+            emitted=((TOKEN,),) * len(step.rows),
+            num_drafts=(0,) * len(step.rows),
+            num_final=tuple(self._num_computed[row.handle] for row in step.rows),
+        )
 
     def _scheduled(self, call: Callable[[], T]) -> T:
         started = time.thread_time()
@@ -140,7 +153,3 @@ def table(load: Load, figures: Figures) -> str:
         f"sum        {figures.total_ms:6.3f}  of {BUDGET_MS:.3f}",
     ]
     return "\n".join(lines)
-
-
-def _outcome(step: Step) -> Outcome:
-XX

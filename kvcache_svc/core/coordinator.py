@@ -21,7 +21,7 @@ class Coordinator:
         self.leases = Leases(spec.epoch)
         self.num_query_blocks = 0
         self.num_hit_blocks = 0
-        self._group: KvGroup = FullAttention(spec.block_size, spec.hit_margin)
+        self._group: KvGroup = FullAttention(spec.block_size)
         self.pool.restore(dict(restored or {}))
 
     def reopen(self, spec: PoolSpec) -> None:

@@ -16,15 +16,13 @@ class KvGroup(Protocol):
 
 
 class FullAttention:
-    """Every position attends to all before it: a hit is the run of found keys from the left, less its margin."""
+    """Every position attends to all before it: a hit is the run of found keys from the left."""
 
-    def __init__(self, block_size: int, hit_margin: int) -> None:
+    def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.hit_margin = hit_margin
 
     def num_blocks(self, num_slots: int) -> int:
         return -(-num_slots // self.block_size)
 
     def longest_hit(self, keys: Sequence[bytes], find: Callable[[bytes], int | None]) -> list[int]:
-        run = [block for block in takewhile(lambda found: found is not None, map(find, keys)) if block is not None]
-        return run[: max(len(run) - self.hit_margin, 0)]
+        return [block for block in takewhile(lambda found: found is not None, map(find, keys)) if block is not None]

@@ -1,10 +1,22 @@
 """What is fixed about one worker, what is owed to it and to its pool, and what is counted."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from augury.types import Seal
 from scheduler_svc.core.chunking import min_budget
 from scheduler_svc.core.policy import Policy
+
+
+class KeyLookahead(Enum):
+    """How the key that a block is found under proves the lookahead after it, which its draft KV depends on (rule E).
+
+    AUTO: keys cover the lookahead. OFF: keys cover their block only, and a block is known by the key of a later one,
+    so that a hit ends whole blocks before the last match.
+    """
+
+    AUTO = "auto"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +24,7 @@ class LaneConfig:
     """A worker's geometry and the scheduling settings. ``num_blocks`` counts the null block.
 
     ``num_prefill_lookahead`` is mtp_semantics rule A, ``max_drafts`` the slots a step may write past the known tokens.
-    Raises ValueError if the token budget cannot advance a prompt.
+    Raises ValueError if the token budget cannot advance a prompt, or no prefix could ever be hit.
     """
 
     pool: str
@@ -24,6 +36,7 @@ class LaneConfig:
     max_running: int
     policy: Policy = Policy.FCFS
     prefix_caching: bool = True
+    key_lookahead: KeyLookahead = KeyLookahead.AUTO
     num_prefill_lookahead: int = 0
     max_drafts: int = 0
 
@@ -34,12 +47,28 @@ class LaneConfig:
                 f"scheduler.max_batched_tokens is {self.max_batched_tokens}, but a lookahead of "
                 f"{self.num_prefill_lookahead} and {self.max_drafts} drafts need at least {least}"
             )
+        margin = self.key_margin
+        if self.prefix_caching and margin and self.max_len <= (1 + margin) * self.block_size:
+            raise ValueError(
+                f"kv.key_lookahead is off, so a prefix hit gives up {margin} blocks of {self.block_size} tokens: "
+                f"none is left within {self.max_len} tokens"
+            )
 
     @property
     def max_len(self) -> int:
         """The longest sequence, in tokens, that the model can see and the pool can hold for one request alone."""
         slots = (self.num_blocks - 1) * self.block_size - self.max_drafts
         return min(self.max_model_len, slots)
+
+    @property
+    def key_reach(self) -> int:
+        """Tokens after a block that its key covers."""
+        return self.num_prefill_lookahead if self.key_lookahead is KeyLookahead.AUTO else 0
+
+    @property
+    def key_margin(self) -> int:
+        """A block is known by the key of the block so many places after it."""
+        return -(-(self.num_prefill_lookahead - self.key_reach) // self.block_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold ``num_tokens`` and the drafts' slots after them."""
@@ -65,7 +94,8 @@ class Debts:
 class Counters:
     """Totals since the worker registered; tokens, except where named otherwise.
 
-    ``num_drafts`` counts steps of a request that verified drafts, ``accepted_at[i]`` how often draft i was accepted.
+    ``num_drafts`` counts steps of a request that verified drafts, ``accepted_at[i]`` how often draft i of a step became
+    text, ``accepted_lengths[k]`` how often k of a step's drafts did.
     """
 
     prompt_tokens: int = 0
@@ -78,11 +108,14 @@ class Counters:
     num_drafts: int = 0
     draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
+    accepted_lengths: list[int] = field(default_factory=list)
 
     def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """One request's step verified ``num_drafts`` drafts, of which the first ``num_accepted`` became text."""
         self.num_drafts += 1
         self.draft_tokens += num_drafts
         self.accepted_at.extend([0] * (num_drafts - len(self.accepted_at)))
+        self.accepted_lengths.extend([0] * (num_drafts + 1 - len(self.accepted_lengths)))
         for position in range(num_accepted):
             self.accepted_at[position] += 1
+        self.accepted_lengths[num_accepted] += 1

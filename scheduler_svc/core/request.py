@@ -10,9 +10,9 @@ class Request:
     """``num_computed`` chases the known tokens; there are no phases.
 
     ``tokens`` are known: prompt, then emitted. ``blocks`` is the block table leased from the KV service: its first
-    ``num_sealed`` blocks are sealed, its first ``num_delivered`` known to the worker. ``keys`` name the full blocks, as
-    far as computed. Of ``num_final`` tokens no later step rewrites the KV; ``num_drafts`` wait at the worker to be
-    verified. ``denied_at`` is what the pool had available when it last denied the request.
+    ``num_sealed`` blocks are sealed, its first ``num_delivered`` known to the worker. ``keys`` are those of the full
+    blocks, as far as computed. Of ``num_final`` tokens no later step rewrites the KV; ``num_drafts`` wait at the worker
+    to be verified. ``denied_at`` is what the pool had available when it last denied the request.
     """
 
     handle: int

@@ -133,6 +133,8 @@ class Scheduler:
 
     def _admissible(self, growing: list[Request]) -> list[Request]:
         """Waiting requests to admit, in order and without gaps, so that none is overtaken for want of blocks."""
+        if not self.waiting.items:
+            return []
         room = self.num_available + self._debts.num_returning - sum(map(self._num_blocks_short, growing))
         room -= len(self.running)  # a block of growth for each, lest the newcomer be preempted at once
         pending = sum(r.remaining for r in self.running.items if r.remaining > 1)
@@ -159,12 +161,10 @@ class Scheduler:
         )
 
     def _lookup_keys(self, request: Request) -> tuple[bytes, ...]:
-        """Keys of the blocks a hit may cover: at least max(1, lookahead) known tokens stay to be computed (rule E)."""
+        """Names of the blocks a hit may cover; a name proves the lookahead, so max(1, lookahead) known tokens stay."""
         if not self.config.prefix_caching:
             return ()
-        self._extend_keys(request)
-        longest = len(request.tokens) - max(1, self.config.num_prefill_lookahead)
-        return tuple(request.keys[: longest // self.config.block_size])
+        return tuple(self._names(request)[: (len(request.tokens) - 1) // self.config.block_size])
 
     def _num_blocks_short(self, request: Request) -> int:
         return self.config.num_blocks_for(len(request.tokens)) - len(request.blocks)
@@ -178,7 +178,7 @@ class Scheduler:
         if not (planned or fresh):
             return None
         self._step_seq += 1
-        self._in_flight = [(request, self._row(request, size)) for request, size in planned]
+        self._in_flight = [(request, _row(request, *sizes)) for request, sizes in planned]
         debts = self._debts
         step = Step(
             epoch=self.epoch,
@@ -227,32 +227,31 @@ class Scheduler:
             num_prompt=len(request.generation.prompt),
             num_computed=request.num_computed,
             blocks=granted.blocks,
-            hit_keys=tuple(request.keys[:num_hits]),
+            hit_keys=tuple(self._names(request)[:num_hits]),
             sampling=request.generation.sampling,
             stopping=request.generation.stopping,
             max_drafts=request.generation.max_drafts,
         )
 
-    def _plan(self) -> list[tuple[Request, int]]:
-        """Requests that run and their numbers of tokens; one that was denied its growth sits this iteration out."""
+    def _plan(self) -> list[tuple[Request, tuple[int, int]]]:
+        """Requests that run, with their numbers of known tokens and of drafts.
+
+        One that was denied its growth sits this iteration out.
+        """
         slots, size = self.config.max_drafts, self.config.block_size
-        ready = [r for r in self.running.items if len(r.tokens) + slots <= len(r.blocks) * size]
-        prompts = [r for r in ready if r.remaining > 1]
-        decodes = [r for r in ready if r.remaining == 1]
+        prompts, decodes = list[Request](), list[Request]()
+        for request in self.running.items:
+            if len(request.tokens) + slots <= len(request.blocks) * size:
+                (prompts if request.remaining > 1 else decodes).append(request)
         prompt_sizes, decode_sizes = share_budget(
             [r.remaining for r in prompts],
-            [1 + _usable_drafts(r) for r in decodes],
+            [1 + _usable_drafts(r) if r.num_drafts else 1 for r in decodes],
             self.config.max_batched_tokens,
             self.config.num_prefill_lookahead,
         )
-        sized = [*zip(decodes, decode_sizes, strict=True), *zip(prompts, prompt_sizes, strict=True)]
-        return [(request, size) for request, size in sized if size]
-
-    def _row(self, request: Request, size: int) -> Row:
-        new_blocks = tuple(request.blocks[request.num_delivered :])
-        request.num_delivered = len(request.blocks)
-        num_new = min(size, request.remaining)
-        return Row(handle=request.handle, num_new=num_new, num_drafts=size - num_new, new_blocks=new_blocks)
+        planned = [(r, (1, size - 1)) for r, size in zip(decodes, decode_sizes, strict=True) if size]
+        planned += [(r, (size, 0)) for r, size in zip(prompts, prompt_sizes, strict=True) if size]
+        return planned
 
     # --- apply ---
 
@@ -266,7 +265,7 @@ class Scheduler:
         for (request, row), emitted, num_drafts, num_final in columns:
             if request.handle not in self._requests or request.handle in unmoved:
                 continue
-            request.num_computed += row.num_new + max(len(emitted) - 1, 0)
+            request.num_computed += row.num_new
             request.num_drafts, request.num_final = num_drafts, num_final
             if emitted:
                 deltas.append(self._emit(request, row, emitted))
@@ -279,6 +278,8 @@ class Scheduler:
         return deltas
 
     def _emit(self, request: Request, row: Row, emitted: tuple[int, ...]) -> Delta:
+        """All of ``emitted`` but the last are accepted drafts; nothing counts after the request's end."""
+        request.num_computed += len(emitted) - 1
         reason, taken = None, 0
         for token in emitted:
             request.tokens.append(token)
@@ -287,11 +288,18 @@ class Scheduler:
             if reason is not None:
                 break
         self.counters.generation_tokens += taken
+        num_accepted = min(taken, len(emitted) - 1)
         if row.num_drafts:
-            self.counters.count_drafts(row.num_drafts, min(taken, len(emitted) - 1))
+            self.counters.count_drafts(row.num_drafts, num_accepted)
         self._owe_seals(request)
-        ended = None if reason is None else self._end(request, reason).ended
-        return Delta(ticket=request.handle, tokens=emitted[:taken], num_cached=request.num_cached or 0, ended=ended)
+        return Delta(
+            ticket=request.handle,
+            tokens=emitted[:taken],
+            num_cached=request.num_cached or 0,
+            num_drafts=row.num_drafts,
+            num_accepted=num_accepted,
+            ended=None if reason is None else self._end(request, reason).ended,
+        )
 
     def _end_reason(self, request: Request, token: int) -> EndReason | None:
         stopping = request.generation.stopping
@@ -305,7 +313,7 @@ class Scheduler:
         if request is None:
             return
         self.counters.num_refused += 1
-        self._debts.forgotten.extend(request.keys[: request.num_sealed])
+        self._debts.forgotten.extend(self._names(request)[: request.num_sealed])
         request.num_cached = 0
         self._give_back(request)
         self.waiting.add(request)
@@ -336,33 +344,40 @@ class Scheduler:
         self._debts.num_returning += num_blocks
 
     def _owe_seals(self, request: Request) -> None:
-        """Blocks whose every slot is final (rule D), as far as their keys can be computed."""
+        """Blocks whose every slot is final (rule D), as far as they have names."""
         if not self.config.prefix_caching:
             return
         num_final = request.num_final // self.config.block_size
         if num_final <= request.num_sealed:
             return
-        self._extend_keys(request)
-        num_final = min(num_final, len(request.keys))
+        names = self._names(request)
+        num_final = min(num_final, len(names))
         for index in range(request.num_sealed, num_final):
-            key = request.keys[index]
-            self._debts.seals.append(Seal(lease=request.handle, index=index, key=key))
-            self._debts.tags.append((request.blocks[index], key))
+            self._debts.seals.append(Seal(lease=request.handle, index=index, key=names[index]))
+            self._debts.tags.append((request.blocks[index], names[index]))
         request.num_sealed = max(num_final, request.num_sealed)
 
-    def _extend_keys(self, request: Request) -> None:
+    def _names(self, request: Request) -> list[bytes]:
+        """What the request's blocks are found under: equal names mean equal KV, draft layers included (rule E)."""
         config = self.config
         root = root_key(config.fingerprint, request.generation.cache_salt)
-        extend_keys(request.keys, root, request.tokens, config.block_size, config.num_prefill_lookahead)
+        extend_keys(request.keys, root, request.tokens, config.block_size, config.key_reach)
+        return request.keys[config.key_margin :]
+
+
+def _row(request: Request, num_new: int, num_drafts: int) -> Row:
+    """The request's share of a step; its blocks are delivered with it."""
+    new_blocks = tuple(request.blocks[request.num_delivered :])
+    request.num_delivered = len(request.blocks)
+    return Row(handle=request.handle, num_new=num_new, num_drafts=num_drafts, new_blocks=new_blocks)
 
 
 def _usable_drafts(request: Request) -> int:
     """Drafts worth verifying: within the client's bound, and not past the last token it wants."""
     generation = request.generation
     wanted = generation.stopping.max_tokens - request.num_emitted - 1
-    return min(
-        request.num_drafts, wanted, request.num_drafts if generation.max_drafts is None else generation.max_drafts
-    )
+    bound = wanted if generation.max_drafts is None else min(wanted, generation.max_drafts)
+    return min(request.num_drafts, bound)
 
 
 def check_fits(request: Request, max_len: int) -> None:

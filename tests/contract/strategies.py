@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from augury.keys import KEY_BYTES
 from augury.types import (
     Delta,
+    Description,
     Ended,
     EndReason,
     Generation,
@@ -23,6 +24,7 @@ from augury.types import (
     Step,
     StopParams,
     WorkerInfo,
+    WorkerStatus,
 )
 
 T = TypeVar("T")
@@ -64,15 +66,43 @@ generations = st.builds(
     stopping=stoppings,
     priority=ints,
     cache_salt=st.binary(max_size=5),
+    max_drafts=st.none() | counts,
 )
 endeds = st.builds(
     Ended,
     reason=st.sampled_from(EndReason),
     error_code=st.none() | st.text(min_size=1, max_size=5),
     error_message=st.none() | st.text(min_size=1, max_size=5),
-    num_cached=counts,
 )
-deltas = st.builds(Delta, ticket=longs, tokens=tokens, ended=st.none() | endeds)
+small = st.integers(0, 2**31 - 1)
+deltas = st.builds(
+    Delta,
+    ticket=longs,
+    tokens=tokens,
+    num_cached=small,
+    num_drafts=small,
+    num_accepted=small,
+    ended=st.none() | endeds,
+)
+totals = st.integers(0, 2**64 - 1)
+statuses = st.builds(
+    WorkerStatus,
+    worker_id=names,
+    ready=st.booleans(),
+    **dict.fromkeys(("num_running", "num_waiting", "num_blocks", "num_available", "block_size"), counts),
+    **dict.fromkeys(("prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens"), totals),
+    **dict.fromkeys(("num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens"), totals),
+    **dict.fromkeys(("accepted_at", "accepted_lengths"), tuples(totals)),
+)
+positive = st.integers(1, 2**32 - 1)
+descriptions = st.builds(
+    Description,
+    model=st.none() | st.text(min_size=1, max_size=8),
+    max_model_len=st.none() | positive,
+    vocab_size=st.none() | positive,
+    num_parked=counts,
+    workers=tuples(statuses, 2),
+)
 infos = st.builds(
     WorkerInfo,
     worker_id=names,
@@ -84,9 +114,18 @@ infos = st.builds(
     block_size=counts,
     max_model_len=counts,
     vocab_size=counts,
+    num_prefill_lookahead=counts,
+    max_drafts=counts,
 )
 pools = st.builds(
-    PoolSpec, pool=names, incarnation=names, fingerprint=names, epoch=longs, num_blocks=counts, block_size=counts
+    PoolSpec,
+    pool=names,
+    incarnation=names,
+    fingerprint=names,
+    epoch=longs,
+    num_blocks=counts,
+    block_size=counts,
+    hit_margin=counts,
 )
 proposals = st.builds(
     Proposal,
@@ -122,11 +161,27 @@ steps = st.builds(
             hit_keys=tuples(keys),
             sampling=samplings,
             stopping=stoppings,
+            max_drafts=st.none() | counts,
         ),
         max_size=2,
     ),
-    rows=tuples(st.builds(Row, handle=longs, num_new=ints, new_blocks=tokens)),
+    rows=tuples(st.builds(Row, handle=longs, num_new=ints, num_drafts=ints, new_blocks=tokens)),
 )
-outcomes = st.builds(
-    Outcome, epoch=longs, seq=longs, emitted=tuples(tokens), refused=tuples(longs), failed=tuples(longs)
-)
+
+
+@st.composite
+def outcomes_of_rows(draw: st.DrawFn) -> Outcome:
+    rows = draw(tuples(st.tuples(tokens, ints, ints)))
+    emitted, num_drafts, num_final = zip(*rows, strict=True) if rows else ((), (), ())
+    return Outcome(
+        epoch=draw(longs),
+        seq=draw(longs),
+        emitted=emitted,
+        num_drafts=num_drafts,
+        num_final=num_final,
+        refused=draw(tuples(longs)),
+        failed=draw(tuples(longs)),
+    )
+
+
+outcomes = outcomes_of_rows()

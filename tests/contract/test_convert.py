@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from augury import convert
+from augury.columns import ints, longs
 from augury.errors import TABLE, FencedError, InvalidRequestError, from_code
 from augury.types import Delta
 from augury.v1 import common_pb2, kvcache_pb2, scheduler_pb2, worker_pb2
@@ -49,6 +50,11 @@ def test_submissions_round_trip(value: Any, ticket: int) -> None:
 @given(value=some.infos)
 def test_worker_infos_round_trip(value: Any) -> None:
     assert convert.hello_from_wire(over_the_wire(convert.hello_to_wire(value))) == value
+
+
+@given(value=some.descriptions)
+def test_descriptions_round_trip(value: Any) -> None:
+    assert convert.description_from_wire(over_the_wire(convert.description_to_wire(value))) == value
 
 
 @given(value=some.pools)
@@ -113,8 +119,8 @@ def test_a_broken_column_is_an_invalid_request_and_nothing_else(
         (convert.step_from_wire, worker_pb2.Step(handles=bytes(8), num_new=bytes(4))),
         (convert.step_from_wire, worker_pb2.Step(sealed_blocks=bytes(4))),
         (convert.step_from_wire, worker_pb2.Step(fresh=[worker_pb2.NewRequest(tokens=b"123")])),
-        (convert.outcome_from_wire, worker_pb2.Outcome(num_emitted=convert.ints([2]), tokens=convert.ints([1]))),
-        (convert.outcome_from_wire, worker_pb2.Outcome(num_emitted=convert.ints([2, -1]), tokens=convert.ints([1]))),
+        (convert.outcome_from_wire, worker_pb2.Outcome(num_emitted=ints([2]), tokens=ints([1]))),
+        (convert.outcome_from_wire, worker_pb2.Outcome(num_emitted=ints([2, -1]), tokens=ints([1]))),
         (convert.submit_from_wire, scheduler_pb2.Submit(prompt=b"12345")),
         (convert.deltas_from_wire, scheduler_pb2.ServerMessage(tickets=bytes(8))),
         (
@@ -138,14 +144,14 @@ def test_an_end_without_a_known_reason_is_invalid() -> None:
 
 
 def test_columns_are_little_endian() -> None:
-    assert convert.ints([1, -1]).hex() == "01000000ffffffff"
-    assert convert.longs([1, -2]).hex() == "0100000000000000feffffffffffffff"
+    assert ints([1, -1]).hex() == "01000000ffffffff"
+    assert longs([1, -2]).hex() == "0100000000000000feffffffffffffff"
 
 
 @given(value=st.integers(2**31, 2**40) | st.integers(-(2**40), -(2**31) - 1))
 def test_a_value_that_does_not_fit_its_column_is_refused(value: int) -> None:
     with pytest.raises(OverflowError):
-        convert.ints([value])
+        ints([value])
 
 
 def test_a_stale_epoch_is_fenced_at_the_receiver() -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from augury.errors import AuguryError, NoWorkerError
-from augury.types import Delta, Ended, EndReason, Generation
-from gateway.backend import Description
+from augury.types import Delta, Description, Ended, EndReason, Generation, WorkerStatus
 
 WINDOW = 200
 VOCAB = 401
@@ -14,13 +14,24 @@ VOCAB = 401
 
 @dataclass(kw_only=True)
 class Script:
-    """What is said to one request: ``tokens``, ``group`` of them every ``pause_s``; then ``ended`` or an error."""
+    """What is said to one request: ``tokens``, ``group`` of them every ``pause_s``; then ``ended`` or an error.
+
+    Each group but its last token are accepted drafts, of ``num_drafts`` that were verified.
+    """
 
     tokens: Sequence[int]
     group: int = 1
     pause_s: float = 0.0
     num_cached: int = 0
+    num_drafts: int = 0
     error: AuguryError | None = None
+
+
+def worker_status(worker_id: str, **changes: Any) -> WorkerStatus:
+    """A ready worker that has done nothing yet, but for ``changes``."""
+    values: dict[str, Any] = dict.fromkeys(WorkerStatus.__slots__, 0)
+    values |= {"worker_id": worker_id, "ready": True, "num_blocks": 9, "num_available": 8, "block_size": 16}
+    return WorkerStatus(**values | {"accepted_at": (), "accepted_lengths": ()} | changes)
 
 
 @dataclass
@@ -51,11 +62,14 @@ class ScriptedBackend:
             raise NoWorkerError("the scheduler does not answer")
         ready = self.num_workers > 0
         return Description(
+            model="tiny" if ready else None,
             max_model_len=WINDOW if ready else None,
             vocab_size=VOCAB if ready else None,
-            num_ready_workers=self.num_workers,
-            num_running=len(self.open),
-            num_waiting=7,
+            num_parked=4,
+            workers=tuple(
+                worker_status(f"w{index}", num_running=len(self.open), num_waiting=3)
+                for index in range(self.num_workers)
+            ),
         )
 
     def _deltas(self, generation: Generation) -> list[Delta]:
@@ -74,11 +88,20 @@ class ScriptedBackend:
             reason=reason,
             error_code=error.code if error else None,
             error_message=str(error) if error else None,
-            num_cached=script.num_cached,
         )
         groups = [tuple(tokens[start : start + script.group]) for start in range(0, len(tokens), script.group)]
-        deltas = [Delta(ticket=1, tokens=group) for group in groups]
+        cached = script.num_cached
+        deltas = [
+            Delta(
+                ticket=1,
+                tokens=group,
+                num_cached=cached,
+                num_drafts=script.num_drafts,
+                num_accepted=min(script.num_drafts, len(group) - 1),
+            )
+            for group in groups
+        ]
         # A failure comes by itself, any other end with the last tokens.
         if error or not groups:
-            return [*deltas, Delta(ticket=1, ended=ended)]
-        return [*deltas[:-1], Delta(ticket=1, tokens=groups[-1], ended=ended)]
+            return [*deltas, Delta(ticket=1, num_cached=cached, ended=ended)]
+        return [*deltas[:-1], replace(deltas[-1], ended=ended)]

@@ -10,10 +10,11 @@ from augury import limits, rpc
 from augury.errors import NoWorkerError, OverloadedError
 from augury.types import Delta, Ended, EndReason, Generation, SamplingParams, StopParams
 from augury.v1 import scheduler_pb2 as pb
+from gateway.backend import num_ready_workers, num_running, num_waiting
 from gateway.client import SchedulerClient
 from tests.gateway.scheduler import Scheduler, serving
 
-STOP = Ended(reason=EndReason.STOP, num_cached=5)
+STOP = Ended(reason=EndReason.STOP)
 
 
 def wish(name: str) -> Generation:
@@ -73,11 +74,13 @@ async def test_what_waits_for_a_slow_reader_comes_as_one_delta(pair: Pair) -> No
         assert (await first).tokens == (1,)
         other = asyncio.create_task(collect(client, "other"))
         await scheduler.until(lambda: len(scheduler.submitted) == 2)
-        scheduler.say(Delta(ticket=ticket, tokens=(2, 3)))
-        scheduler.say(Delta(ticket=ticket, tokens=(4,), ended=STOP))
+        scheduler.say(Delta(ticket=ticket, tokens=(2, 3), num_cached=7, num_drafts=2, num_accepted=1))
+        scheduler.say(Delta(ticket=ticket, tokens=(4,), num_cached=5, num_drafts=3, ended=STOP))
         scheduler.say(Delta(ticket=scheduler.ticket("other"), ended=STOP))
         await other
-        assert await anext(deltas) == Delta(ticket=ticket, tokens=(2, 3, 4), ended=STOP)
+        assert await anext(deltas) == Delta(
+            ticket=ticket, tokens=(2, 3, 4), num_cached=5, num_drafts=5, num_accepted=1, ended=STOP
+        )
 
 
 async def test_leaving_cancels_once_and_late_tokens_are_dropped(pair: Pair) -> None:
@@ -167,4 +170,4 @@ async def test_too_many_open_requests_are_refused(pair: Pair, monkeypatch: pytes
 async def test_the_description_sums_over_workers(pair: Pair) -> None:
     description = await pair[1].describe()
     assert (description.max_model_len, description.vocab_size) == (64, 100)
-    assert (description.num_ready_workers, description.num_running, description.num_waiting) == (1, 3, 3)
+    assert (num_ready_workers(description), num_running(description), num_waiting(description)) == (1, 3, 3)

@@ -43,7 +43,13 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
 
 
 def generation(
-    prompt: Sequence[int], *, emitted: Sequence[int] = (), priority: int = 0, salt: bytes = b"", **stopping: Any
+    prompt: Sequence[int],
+    *,
+    emitted: Sequence[int] = (),
+    priority: int = 0,
+    salt: bytes = b"",
+    max_drafts: int | None = None,
+    **stopping: Any,
 ) -> Generation:
     """Four tokens after ``prompt``, unless ``stopping`` says otherwise with the fields of StopParams."""
     return Generation(
@@ -54,6 +60,7 @@ def generation(
         stopping=replace(StopParams(max_tokens=4), **stopping),
         priority=priority,
         cache_salt=salt,
+        max_drafts=max_drafts,
     )
 
 
@@ -80,19 +87,25 @@ class Held:
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_drafts: int = 0
 
 
 class Worker:
-    """Executes steps, and asserts what every worker may rely on."""
+    """Executes steps, and asserts what every worker may rely on.
+
+    After each token it holds as many drafts as it can; of those verified in request h's next steps, as many are right
+    as ``right[h]`` says for each step in turn, and none afterwards.
+    """
 
     def __init__(self, config: LaneConfig) -> None:
         self.config = config
         self.tags: dict[int, bytes] = {}
         self.held: dict[int, Held] = {}
         self.failing: set[int] = set()
+        self.right: dict[int, list[int]] = {}
 
     def execute(self, step: Step) -> Outcome:
-        assert sum(row.num_new for row in step.rows) <= self.config.max_batched_tokens
+        assert sum(row.num_new + row.num_drafts for row in step.rows) <= self.config.max_batched_tokens
         assert len({row.handle for row in step.rows}) == len(step.rows)
         for handle in step.released:
             self.held.pop(handle, None)
@@ -100,7 +113,16 @@ class Worker:
         refused = tuple(new.handle for new in step.fresh if not self._take(new))
         failed = tuple(row.handle for row in step.rows if row.handle in self.failing)
         emitted = tuple(() if row.handle in {*refused, *failed} else self._run(row) for row in step.rows)
-        return Outcome(epoch=step.epoch, seq=step.seq, emitted=emitted, refused=refused, failed=failed)
+        held = [self.held.get(row.handle) for row in step.rows]
+        return Outcome(
+            epoch=step.epoch,
+            seq=step.seq,
+            emitted=emitted,
+            num_drafts=tuple(one.num_drafts if one else 0 for one in held),
+            num_final=tuple(self._num_final(one) if one else 0 for one in held),
+            refused=refused,
+            failed=failed,
+        )
 
     def _take(self, new: NewRequest) -> bool:
         assert new.handle not in self.held, "a request is fresh twice"
@@ -119,14 +141,25 @@ class Worker:
         self._overwrite(row.new_blocks)
         end = held.num_computed + row.num_new
         assert held.num_computed < end <= len(held.tokens)
-        for position in range(held.num_computed, end):
+        assert row.num_drafts <= held.num_drafts, "drafts are asked for that nobody made"
+        assert end == len(held.tokens) or not row.num_drafts, "drafts behind an unfinished prompt"
+        for position in range(held.num_computed, end + row.num_drafts):
             assert held.blocks[position // self.config.block_size] not in self.tags, "a step writes a sealed block"
         held.num_computed = end
         if end < len(held.tokens):
             assert len(held.tokens) - end >= self.config.num_prefill_lookahead, "a chunk ends within the lookahead"
             return ()
-        held.tokens.append(next_token(held.tokens))
-        return (held.tokens[-1],)
+        right = self.right.get(row.handle) if row.num_drafts else None
+        num_accepted = min(right.pop(0), row.num_drafts) if right else 0
+        emitted = continuation(held.tokens, num_accepted + 1)
+        held.tokens.extend(emitted)
+        held.num_computed += num_accepted
+        held.num_drafts = self.config.max_drafts
+        return emitted
+
+    def _num_final(self, held: Held) -> int:
+        """Draft KV is final where the lookahead after it is known."""
+        return max(min(held.num_computed, len(held.tokens) - self.config.num_prefill_lookahead), 0)
 
     def _overwrite(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -139,6 +172,7 @@ class Story:
 
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
+    num_cached: int = 0
     ended: Ended | None = None
 
 
@@ -217,7 +251,7 @@ class Harness:
             story = self.stories[delta.ticket]
             assert story.ended is None, "something came after the end"
             story.tokens.extend(delta.tokens)
-            story.ended = delta.ended
+            story.num_cached, story.ended = delta.num_cached, delta.ended
 
     def assert_whole(self) -> None:
         """Nothing runs, nothing is leaked, the worker holds nothing it was not told to keep."""

@@ -113,14 +113,15 @@ def test_shares_stay_within_the_budget_and_the_edge_rule(
     num_decodes=st.integers(0, 12),
     extra=st.integers(0, 60),
     lookahead=lookaheads,
+    max_drafts=st.integers(0, 10),
 )
 def test_oldest_prompt_and_oldest_decode_both_advance(
-    prompts: list[int], num_decodes: int, extra: int, lookahead: int
+    prompts: list[int], num_decodes: int, extra: int, lookahead: int, max_drafts: int
 ) -> None:
-    budget = min_budget(lookahead) + extra
-    prompt_sizes, decode_sizes = share_budget(prompts, [1 + lookahead] * num_decodes, budget, lookahead)
+    budget = min_budget(lookahead, max_drafts) + extra
+    prompt_sizes, decode_sizes = share_budget(prompts, [1 + max_drafts] * num_decodes, budget, lookahead)
     assert not prompts or prompt_sizes[0] > 0
-    assert not num_decodes or decode_sizes[0] == 1 + lookahead
+    assert not num_decodes or decode_sizes[0] == 1 + max_drafts
 
 
 @given(
@@ -128,13 +129,14 @@ def test_oldest_prompt_and_oldest_decode_both_advance(
     num_decodes=st.integers(0, 12),
     extra=st.integers(0, 60),
     lookahead=lookaheads,
+    max_drafts=st.integers(0, 10),
 )
 def test_every_prompt_finishes_beside_endless_decodes(
-    prompts: list[int], num_decodes: int, extra: int, lookahead: int
+    prompts: list[int], num_decodes: int, extra: int, lookahead: int, max_drafts: int
 ) -> None:
-    left = list(prompts)
+    left, budget = list(prompts), min_budget(lookahead, max_drafts) + extra
     for _ in range(sum(prompts)):
-        taken, _ = share_budget(left, [1 + lookahead] * num_decodes, min_budget(lookahead) + extra, lookahead)
+        taken, _ = share_budget(left, [1 + max_drafts] * num_decodes, budget, lookahead)
         left = [wanted - size for wanted, size in zip(left, taken, strict=True) if wanted > size]
     assert left == []
 
@@ -142,7 +144,7 @@ def test_every_prompt_finishes_beside_endless_decodes(
 def test_two_prompts_that_livelock_under_a_cap_of_four_finish_under_the_least_budget() -> None:
     left, num_steps = [20, 20], 0
     while left:
-        taken, _ = share_budget(left, [], min_budget(8), lookahead=8)
+        taken, _ = share_budget(left, [], min_budget(8, 8), lookahead=8)
         assert any(taken)
         left = [wanted - size for wanted, size in zip(left, taken, strict=True) if wanted > size]
         num_steps += 1

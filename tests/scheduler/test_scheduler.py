@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from augury.errors import ContextLengthError, InternalError
 from augury.types import Ended, EndReason
-from scheduler_svc.core.chunking import min_budget
 from scheduler_svc.core.policy import Policy
 from tests.scheduler.harness import Harness, continuation, generation, lane_config
 
@@ -67,7 +66,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(num_prompt: int, max_tok
 
 @given(lookahead=st.integers(0, 8), num_blocks=st.integers(6, 12), block_size=st.integers(1, 6))
 def test_the_longest_request_that_is_accepted_also_finishes(lookahead: int, num_blocks: int, block_size: int) -> None:
-    config = lane_config(num_blocks=num_blocks, block_size=block_size, lookahead=lookahead)
+    config = lane_config(num_blocks=num_blocks, block_size=block_size, lookahead=lookahead, max_drafts=lookahead)
     if config.max_len < 2:
         return
     lane = Harness(config)
@@ -79,11 +78,12 @@ def test_the_longest_request_that_is_accepted_also_finishes(lookahead: int, num_
         lane.submit(generation([1], max_tokens=config.max_len))
 
 
-@pytest.mark.parametrize("lookahead", range(9))
-def test_a_budget_that_cannot_advance_a_prompt_is_refused_at_the_start(lookahead: int) -> None:
-    lane_config(budget=min_budget(lookahead), lookahead=lookahead)
+@pytest.mark.parametrize(("lookahead", "max_drafts"), [(0, 0), (1, 0), (1, 1), (1, 5), (2, 2), (8, 8)])
+def test_a_budget_that_cannot_advance_a_prompt_beside_a_decode_is_refused(lookahead: int, max_drafts: int) -> None:
+    least = max(lookahead, 1) + 1 + max_drafts
+    lane_config(budget=least, lookahead=lookahead, max_drafts=max_drafts)
     with pytest.raises(ValueError, match=r"scheduler\.max_batched_tokens"):
-        lane_config(budget=min_budget(lookahead) - 1, lookahead=lookahead)
+        lane_config(budget=least - 1, lookahead=lookahead, max_drafts=max_drafts)
 
 
 def test_a_stop_token_ends_the_text_and_is_delivered() -> None:
@@ -139,8 +139,7 @@ def test_a_refused_hit_is_recomputed_and_its_keys_are_forgotten() -> None:
     for handle in (first, second, third):
         lane.assert_told(handle)
     assert [len(new.hit_keys) for step in lane.steps for new in step.fresh] == [0, 4, 0, 4]
-    ends = [lane.stories[handle].ended for handle in (first, second, third)]
-    assert [ended.num_cached for ended in ends if ended] == [0, 0, 16]
+    assert [lane.stories[handle].num_cached for handle in (first, second, third)] == [0, 0, 16]
     lane.assert_whole()
 
 

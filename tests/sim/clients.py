@@ -24,6 +24,7 @@ class Client:
     generation: Generation
     right: Text
     received: list[int] = field(default_factory=list)
+    num_cached: int = 0
     left: bool = False
     ended: Ended | None = None
 
@@ -34,7 +35,7 @@ class Client:
         self.received += delta.tokens
         right = self.right.tokens[: len(self.received)]
         assert tuple(self.received) == right, f"{name} got {self.received}, right is {self.right}"
-        self.ended = delta.ended
+        self.num_cached, self.ended = delta.num_cached, delta.ended
 
 
 class Clients:
@@ -122,7 +123,7 @@ class Clients:
 
     def _check_end(self, client: Client, ended: Ended) -> None:
         name, right = client.generation.request_id, client.right
-        assert 0 <= ended.num_cached <= len(client.generation.prompt)
+        assert 0 <= client.num_cached <= len(client.generation.prompt)
         if ended.reason is EndReason.CANCELLED:
             assert client.left, f"{name} was cancelled by nobody"
         elif ended.error_code == ContextLengthError.code:
@@ -163,6 +164,7 @@ class Writer:
             ),
             priority=rng.randint(0, 2),
             cache_salt=rng.choice((b"", b"", b"another")),
+            max_drafts=rng.choice((None, None, rng.randint(0, 4))),
         )
 
     def _prompt(self) -> tuple[int, ...]:

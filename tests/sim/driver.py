@@ -6,7 +6,7 @@ from augury.errors import FencedError
 from augury.types import Grant, Outcome, PoolSpec, Proposal, Step
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.scheduler import Scheduler
-from tests.sim.checks import OrderCheck, check_step
+from tests.sim.checks import DraftCount, OrderCheck, check_step
 from tests.sim.messages import Answer, Opened, Question, Refusal, stamp
 from tests.sim.worker import Worker
 from tests.sim.world import World
@@ -29,6 +29,7 @@ class Driver:
         self._config = config
         self._spec = spec
         self._worker = worker
+        self._drafts = DraftCount(worker)
         self._asked: Question | None = None
         self._stopped = False
         self._rng = world.plan.random(f"compute/{spec.incarnation}")
@@ -64,7 +65,7 @@ class Driver:
     def _dispatch(self, lane: Scheduler, grant: Grant | None) -> None:
         step = lane.dispatch(grant)
         if step is not None:
-            check_step(lane, step)
+            check_step(lane, step, self._worker)
             self._ask(step)
             return
         assert grant is not None, f"{self._config.pool} has work but does nothing"
@@ -116,7 +117,9 @@ class Driver:
                 self._order.grant(asked, answer)
                 self._dispatch(self._joined, answer)
             case Step(), Outcome():
-                self._world.publish(self._joined.apply(answer))
+                deltas = self._joined.apply(answer)
+                self._drafts.check(asked, answer, deltas, self._joined.counters)
+                self._world.publish(deltas)
                 self.wake()
 
     def _is_current(self, answer: Answer) -> bool:

@@ -78,7 +78,9 @@ class Host:
             max_running=shape.max_running,
             policy=shape.policy,
             prefix_caching=shape.prefix_caching,
-            num_prefill_lookahead=shape.lookahead,
+            key_lookahead=shape.key_lookahead,
+            num_prefill_lookahead=shape.speculation.num_modules,
+            max_drafts=shape.speculation.max_drafts,
         )
 
     def _spec(self) -> PoolSpec:

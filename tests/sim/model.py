@@ -12,6 +12,13 @@ def key_value(before: Sequence[int], token: int) -> int:
     return hash((*before, token))
 
 
+def module_value(module: int, hidden: int, token: int, before: Sequence[int]) -> int:
+    """What an MTP module writes at position q: a function of the hidden state below it at q, of its own slots before q,
+    and of token q + module + 1 (mtp_semantics §0, "the one fact").
+    """
+    return hash((module, hidden, token, *before))
+
+
 def draw(values: Sequence[int], seed: int, banned: Collection[int]) -> int | None:
     """The token after the positions with these KV ``values``; None where the logits are not finite.
 

@@ -10,8 +10,9 @@ from types import FunctionType, ModuleType
 from kvcache_svc.core.coordinator import Coordinator
 from kvcache_svc.core.leases import Leases
 from kvcache_svc.core.pool import BlockPool
-from scheduler_svc.core import chunking, scheduler
+from scheduler_svc.core import chunking, lane, scheduler
 from scheduler_svc.core.cluster import Cluster
+from scheduler_svc.core.lane import Counters
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from tests.sim.driver import Driver
@@ -33,7 +34,9 @@ class Edit:
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     # blocks and their immutability
-    "a block is sealed before it is full": (Edit(Scheduler, "_owe_seals", "final // self", "(final + 1) // self"),),
+    "a block is sealed before it is full": (
+        Edit(Scheduler, "_owe_seals", "request.num_final //", "(request.num_final + 1) //"),
+    ),
     "a refused request seals its blocks": (
         Edit(Scheduler, "apply", "{*outcome.refused, *outcome.failed}", "{*outcome.failed}"),
     ),
@@ -51,18 +54,15 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "self._evict() if self._cached else self._free.pop()",
         ),
     ),
-    "growth skips a block": (Edit(Scheduler, "_row", "request.num_delivered :", "request.num_delivered + 1 :"),),
+    "growth skips a block": (Edit(scheduler, "_row", "request.num_delivered :", "request.num_delivered + 1 :"),),
     "growth comes one token late": (
         Edit(Scheduler, "_short_of_slots", "len(r.tokens) + slots", "len(r.tokens) - 1 + slots"),
     ),
-    "drafts have no slots": (
-        Edit(Scheduler, "_reserve", "len(request.tokens) + self.config.num_prefill_lookahead", "len(request.tokens)"),
-    ),
     # keys and hits
     "a hit may cover the whole prompt": (
-        Edit(Scheduler, "_lookup_keys", " - max(1, self.config.num_prefill_lookahead)", ""),
+        Edit(Scheduler, "_lookup_keys", "(len(request.tokens) - 1)", "len(request.tokens)"),
     ),
-    "the salt is no part of the root": (Edit(Scheduler, "_extend_keys", "request.generation.cache_salt", 'b""'),),
+    "the salt is no part of the root": (Edit(Scheduler, "_names", "request.generation.cache_salt", 'b""'),),
     "a key does not cover its parent": (Edit(scheduler, "extend_keys", "keys[-1] if keys else root", "root"),),
     "a key does not cover its lookahead": (
         Edit(scheduler, "extend_keys", "tokens[end - block_size : end + lookahead]", "tokens[end - block_size : end]"),
@@ -73,6 +73,50 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "the worker does not check tags": (Edit(Worker, "_recognises", "self.tags.get(block) == key", "True"),),
     "the worker does not clear tags": (Edit(Worker, "_claim", "self.tags.pop(block, None)", "pass"),),
     "a refused key is not forgotten": (Edit(Coordinator, "step", "self.pool.forget(key)", "pass"),),
+    # drafts, and the draft KV that depends on tokens to its right
+    "chunks ignore the lookahead": (Edit(chunking, "chunk", "if 0 < left < lookahead", "if False"),),
+    "a block is sealed once it is computed": (
+        Edit(Scheduler, "_owe_seals", "request.num_final", "request.num_computed"),
+    ),
+    "keys cover no lookahead": (Edit(Scheduler, "_names", "config.key_reach", "0"),),
+    "a hit by plain keys gives up a block too few": (
+        Edit(Scheduler, "_names", "config.key_margin :", "max(config.key_margin - 1, 0) :"),
+    ),
+    "a hit by plain keys gives up nothing": (Edit(Scheduler, "_names", "config.key_margin :", ":"),),
+    "drafts have no slots": (
+        Edit(Scheduler, "_reserve", "len(request.tokens) + self.config.max_drafts", "len(request.tokens)"),
+    ),
+    "drafts outlive a preemption": (Edit(Request, "restart", "self.num_drafts = ", ""),),
+    "drafts are never verified": (Edit(Scheduler, "apply", "num_drafts, num_final\n", "0, num_final\n"),),
+    "a prompt's tokens are taken for drafts": (Edit(Scheduler, "_plan", "(size, 0)", "(1, size - 1)"),),
+    "drafts go past max_tokens": (
+        Edit(scheduler, "_usable_drafts", "(request.num_drafts, bound)", "(request.num_drafts, 8)"),
+    ),
+    "a draft is verified in the last token's place": (
+        Edit(scheduler, "_usable_drafts", "num_emitted - 1", "num_emitted"),
+    ),
+    "a client's bound on drafts is ignored": (
+        Edit(scheduler, "_usable_drafts", "min(wanted, generation.max_drafts)", "wanted"),
+    ),
+    "the least budget forgets the drafts": (
+        Edit(chunking, "min_budget", " + max_drafts", ""),
+        Edit(lane, "min_budget", " + max_drafts", ""),
+    ),
+    "rejected drafts count as computed": (
+        Edit(Scheduler, "_emit", "num_computed += len(emitted) - 1", "num_computed += row.num_drafts"),
+    ),
+    "accepted drafts do not count as computed": (
+        Edit(Scheduler, "_emit", "num_computed += len(emitted) - 1", "num_computed += 0"),
+    ),
+    "the bonus token counts as a draft": (Edit(Scheduler, "_emit", "min(taken, len(emitted) - 1)", "taken"),),
+    "drafts after the end count as accepted": (
+        Edit(Scheduler, "_emit", "min(taken, len(emitted) - 1)", "len(emitted) - 1"),
+    ),
+    "drafts after the end are told": (Edit(Scheduler, "_emit", "emitted[:taken]", "emitted"),),
+    "a request ends with a step's last token only": (Edit(Scheduler, "_emit", "break", "continue"),),
+    "accepted drafts are counted from the second on": (
+        Edit(Counters, "count_drafts", "range(num_accepted)", "range(1, num_accepted)"),
+    ),
     # replays and fences
     "a replayed proposal is carried out again": (Edit(Leases, "replay", "return self._last", "return None"),),
     "a proposal of an old epoch is carried out": (Edit(Leases, "replay", "epoch != self.epoch", "False"),),
@@ -112,17 +156,13 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     # ends
     "one token too many": (Edit(Scheduler, "_end_reason", ">= stopping.max_tokens", "> stopping.max_tokens"),),
     "a stop token does not end": (Edit(Scheduler, "_end_reason", "token in stopping.stop_token_ids", "token in ()"),),
-    "min_tokens is ignored": (Edit(Worker, "_draw", "num_emitted < held.stopping.min_tokens", "False"),),
+    "min_tokens is ignored": (Edit(Worker, "_draw", "held.num_emitted < held.stopping.min_tokens", "False"),),
     "a token that fits no more is asked for": (
         Edit(scheduler, "check_fits", "num_prompt + max_tokens > max_len", "num_prompt + max_tokens > max_len + 1"),
     ),
     # fairness and progress
-    "chunks ignore the lookahead": (Edit(chunking, "chunk", "if 0 < left < lookahead", "if False"),),
     "nothing is set aside for the oldest prompt": (
         Edit(scheduler, "share_budget", "min(prompts[0], max(lookahead, 1)) if prompts else 0", "0"),
-    ),
-    "a denial is remembered at another worker": (
-        Edit(Scheduler, "submit", "request.keys, request.denied_at = [], None", "request.keys = []"),
     ),
     "keys of another worker's blocks are kept": (
         Edit(Scheduler, "submit", "request.keys, request.denied_at = [], None", "request.denied_at = None"),

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from scheduler_svc.core.chunking import min_budget
+from scheduler_svc.core import chunking
+from scheduler_svc.core.lane import KeyLookahead
 from scheduler_svc.core.policy import Policy
 
 
@@ -35,6 +36,20 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """The workers' MTP modules, whose number is the lookahead (rule A); one alone is reused for further drafts.
+
+    ``right_percent`` of the guesses are right. A step passes the modules over with probability ``lag``.
+    """
+
+    num_modules: int
+    max_drafts: int
+    right_percent: int
+    lag: float
+    depth_varies: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The workers' memories, and the settings they share."""
 
@@ -44,7 +59,8 @@ class Shape:
     max_running: int
     policy: Policy
     prefix_caching: bool
-    lookahead: int
+    key_lookahead: KeyLookahead
+    speculation: Speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,30 +130,60 @@ def serial_plan(seed: int) -> Plan:
     """One worker, room for everything, no faults: what is cached is known exactly."""
     rng = Random(f"{seed}/serial")
     load = Load(num_clients=16, span=0.0, max_len=40, max_requests=1, cancel_share=0.0, greedy_share=0.0)
-    lookahead = rng.randint(0, 8)
+    speculation = _draw_speculation(rng, most_lag=0.0)
+    num_slots = load.num_clients * (load.max_len + speculation.max_drafts)
+    memories = (Memory(num_blocks=num_slots, block_size=rng.randint(1, 8)),)
     shape = Shape(
-        memories=(Memory(num_blocks=load.num_clients * (load.max_len + lookahead), block_size=rng.randint(1, 8)),),
+        memories=memories,
         max_model_len=load.max_len,
-        max_batched_tokens=min_budget(lookahead) + rng.randint(0, 30),
+        max_batched_tokens=_least_budget(speculation) + rng.randint(0, 30),
         max_running=rng.randint(1, 4),
         policy=Policy.FCFS,
         prefix_caching=True,
-        lookahead=lookahead,
+        key_lookahead=_draw_key_lookahead(rng, load, memories, speculation),
+        speculation=speculation,
     )
     return Plan(seed=seed, shape=shape, load=load, weather=Weather(), faults=Faults(), registry=Registry())
 
 
 def _draw_shape(rng: Random, load: Load) -> Shape:
-    lookahead = rng.choice((0, 0, 1, 2, 4, rng.randint(0, 8)))
+    speculation = _draw_speculation(rng, most_lag=0.5)
+    num_slots = load.max_len + speculation.max_drafts
+    memories = tuple(_draw_memory(rng, num_slots) for _ in range(rng.randint(1, 3)))
     return Shape(
-        memories=tuple(_draw_memory(rng, load.max_len + lookahead) for _ in range(rng.randint(1, 3))),
+        memories=memories,
         max_model_len=load.max_len + rng.choice((0, 8)),
-        max_batched_tokens=min_budget(lookahead) + rng.choice((0, 1, rng.randint(0, 40))),
+        max_batched_tokens=_least_budget(speculation) + rng.choice((0, 1, rng.randint(0, 40))),
         max_running=rng.randint(1, 8),
         policy=rng.choice(tuple(Policy)),
         prefix_caching=rng.random() < 0.85,
-        lookahead=lookahead,
+        key_lookahead=_draw_key_lookahead(rng, load, memories, speculation),
+        speculation=speculation,
     )
+
+
+def _draw_speculation(rng: Random, most_lag: float) -> Speculation:
+    num_modules = rng.choice((0, 0, 1, 2, 4, rng.randint(0, 8)))
+    return Speculation(
+        num_modules=num_modules,
+        max_drafts=rng.choice((1, rng.randint(1, 8))) if num_modules == 1 else num_modules,
+        right_percent=rng.choice((0, 50, 80, 100)),
+        lag=_maybe(rng, most_lag),
+        depth_varies=rng.random() < 0.3,
+    )
+
+
+def _draw_key_lookahead(
+    rng: Random, load: Load, memories: tuple[Memory, ...], speculation: Speculation
+) -> KeyLookahead:
+    """OFF at times, where some prefix can be hit; else no lane would start."""
+    blocks_matched = [(-(-speculation.num_modules // memory.block_size) + 1, memory.block_size) for memory in memories]
+    possible = all(num_blocks * block_size < load.max_len for num_blocks, block_size in blocks_matched)
+    return rng.choice((KeyLookahead.AUTO, KeyLookahead.OFF)) if possible else KeyLookahead.AUTO
+
+
+def _least_budget(speculation: Speculation) -> int:
+    return chunking.min_budget(speculation.num_modules, speculation.max_drafts)
 
 
 def _draw_memory(rng: Random, num_slots: int) -> Memory:

@@ -67,4 +67,6 @@ def tally_of(world: World, hosts: Sequence[Host]) -> Counter[str]:
         world.tally["hit tokens"] += counters.hit_tokens
         world.tally["tokens"] += counters.generation_tokens
         world.tally["refused hits"] += counters.num_refused
+        world.tally["drafts"] += counters.draft_tokens
+        world.tally["accepted drafts"] += sum(counters.accepted_at)
     return world.tally + world.clients.ends

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker_svc.attention import make_attention
-from worker_svc.batch import Batch, Span, make_batch
+from worker_svc.batch import Span
 
 torch.set_num_threads(1)
 
@@ -15,33 +15,39 @@ BLOCK_SIZE, NUM_BLOCKS, HEAD_DIM = 4, 64, 8
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=5)
 heads = st.sampled_from([(4, 4), (4, 2), (4, 1), (9, 3)])
+windows = st.sampled_from([None, 1, 3, 8, 100])
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=sizes, heads=heads, seed=st.integers(0, 1000))
-def test_cpu_attention_equals_reference(sizes: Sequence[tuple[int, int]], heads: tuple[int, int], seed: int) -> None:
+@given(sizes=sizes, heads=heads, window=windows, seed=st.integers(0, 1000))
+def test_cpu_attention_equals_reference(
+    sizes: Sequence[tuple[int, int]], heads: tuple[int, int], window: int | None, seed: int
+) -> None:
     rng = torch.Generator().manual_seed(seed)
-    batch = random_batch(sizes, rng)
-    queries, keys, values = random_tensors(batch, heads, rng)
-    expected = make_attention("reference").prepare(batch)(queries, keys, values)
+    spans = random_spans(sizes, rng)
+    queries, keys, values = random_tensors(spans, heads, rng)
+    expected = make_attention("reference").prepare(spans, BLOCK_SIZE)(queries, keys, values, window)
     assert expected.isfinite().all()
-    torch.testing.assert_close(
-        make_attention("cpu").prepare(batch)(queries, keys, values), expected, rtol=1e-5, atol=1e-6
-    )
+    attend = make_attention("cpu").prepare(spans, BLOCK_SIZE)
+    for again in (window, None, window):  # layers of several kinds share one preparation
+        got = attend(queries, keys, values, again)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
-@given(sizes=sizes, heads=heads, seed=st.integers(0, 1000))
+@given(sizes=sizes, heads=heads, window=windows, seed=st.integers(0, 1000))
 def test_the_reference_is_softmax_attention(
-    sizes: Sequence[tuple[int, int]], heads: tuple[int, int], seed: int
+    sizes: Sequence[tuple[int, int]], heads: tuple[int, int], window: int | None, seed: int
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
-    batch = random_batch(sizes, rng)
-    queries, keys, values = random_tensors(batch, heads, rng)
-    got = make_attention("reference").prepare(batch)(queries, keys, values)
-    for span in batch.spans:
+    spans = random_spans(sizes, rng)
+    queries, keys, values = random_tensors(spans, heads, rng)
+    got = make_attention("reference").prepare(spans, BLOCK_SIZE)(queries, keys, values, window)
+    for span in spans:
         for offset in range(span.num_new):
-            places = [divmod(position, BLOCK_SIZE) for position in range(span.num_computed + offset + 1)]
+            end = span.num_computed + offset + 1
+            seen = [position for position in range(end) if window is None or end - position <= window]
+            places = [divmod(position, BLOCK_SIZE) for position in seen]
             for head in range(heads[0]):
                 shared = head // (heads[0] // heads[1])
                 k = torch.stack([keys[span.blocks[block], shared, place] for block, place in places])
@@ -51,7 +57,7 @@ def test_the_reference_is_softmax_attention(
                 torch.testing.assert_close(got[span.start + offset, head], expected, rtol=1e-4, atol=1e-5)
 
 
-def random_batch(sizes: Sequence[tuple[int, int]], rng: torch.Generator) -> Batch:
+def random_spans(sizes: Sequence[tuple[int, int]], rng: torch.Generator) -> list[Span]:
     """Spans of (new, computed) tokens over scattered blocks."""
     blocks = (torch.randperm(NUM_BLOCKS - 1, generator=rng) + 1).tolist()
     spans, start = [], 0
@@ -63,23 +69,22 @@ def random_batch(sizes: Sequence[tuple[int, int]], rng: torch.Generator) -> Batc
                 num_new=num_new,
                 num_context=num_new + num_computed,
                 blocks=[blocks.pop() for _ in range(num_blocks)],
-                samples=True,
             )
         )
         start += num_new
-    return make_batch([[0] * span.num_new for span in spans], spans, BLOCK_SIZE)
+    return spans
 
 
 def random_tensors(
-    batch: Batch, heads: tuple[int, int], rng: torch.Generator
+    spans: Sequence[Span], heads: tuple[int, int], rng: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values; the cache is NaN in foreign blocks, zero in the rest of a block, as after a claim."""
-    queries = torch.randn(len(batch.token_ids), heads[0], HEAD_DIM, generator=rng)
+    queries = torch.randn(sum(span.num_new for span in spans), heads[0], HEAD_DIM, generator=rng)
     caches = []
     for _ in range(2):
         cache = torch.full((NUM_BLOCKS, heads[1], BLOCK_SIZE, HEAD_DIM), torch.nan)
         cache[0] = 0
-        for span in batch.spans:
+        for span in spans:
             for position in range(len(span.blocks) * BLOCK_SIZE):
                 block, place = span.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
                 content = torch.randn(heads[1], HEAD_DIM, generator=rng)

@@ -1,6 +1,5 @@
 """The decoder says what Hugging Face transformers says, for every form of checkpoint it accepts."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def test_a_sampled_text_is_drawn_from_the_logits_of_transformers(tmp_path: Path)
     while len(tokens) < len(prompt) + stopping.max_tokens:
         draw = Draw(position=len(tokens), tokens=tokens, num_prompt=len(prompt), sampling=sampling, stopping=stopping)
         tokens += sample(their_logits(theirs, tuple(tokens))[-1:].clone(), [draw])
-    driver = Driver(load(tmp_path, "cpu"), 1, BLOCK_SIZE)
+    driver = Driver(load(tmp_path, "cpu"), 1)
     driver.add(prompt, stopping.max_tokens, sampling)
     assert driver.finish() == [tokens[len(prompt) :]]
 
@@ -116,9 +115,10 @@ def logits(path: Path, prompt: tuple[int, ...], dtype: str, attention: str, chun
     rows = []
     for start in range(0, len(prompt), chunk_size):
         chunk = prompt[start : start + chunk_size]
-        span = Span(start=0, num_new=len(chunk), num_context=start + len(chunk), blocks=blocks, samples=True)
-        batch = replace(make_batch([chunk], [span], BLOCK_SIZE), logits_rows=torch.arange(len(chunk)))
-        rows.append(model.forward(batch, kv, make_attention(attention).prepare(batch)))
+        span = Span(start=0, num_new=len(chunk), num_context=start + len(chunk), blocks=blocks, num_logits=1)
+        batch = make_batch([chunk], [span], BLOCK_SIZE)
+        hidden = model.forward(batch, kv, make_attention(attention).prepare([span], BLOCK_SIZE))
+        rows.append(model.logits(model.norm(hidden)))
     return torch.cat(rows)
 
 
@@ -134,7 +134,7 @@ def load(path: Path, attention: str) -> Engine:
 
 
 def greedy(path: Path, prompt: tuple[int, ...], num_tokens: int, attention: str) -> list[int]:
-    driver = Driver(load(path, attention), 1, BLOCK_SIZE)
+    driver = Driver(load(path, attention), 1)
     driver.add(prompt, num_tokens, SamplingParams(temperature=0))
     return driver.finish()[0]
 

@@ -62,9 +62,9 @@ def make_engine(path: Path, attention: str) -> Engine:
 def test_a_text_does_not_depend_on_its_schedule(
     engine: Engine, epochs: Iterator[int], wishes: list[Wish], plan: Plan
 ) -> None:
-    driver = run(Driver(engine, next(epochs), BLOCK_SIZE), wishes, plan)
+    driver = run(Driver(engine, next(epochs)), wishes, plan)
     texts = driver.finish()
-    alone = [text_alone(engine, next(epochs), BLOCK_SIZE, request) for request in driver.requests]
+    alone = [text_alone(engine, next(epochs), request) for request in driver.requests]
     assert texts == alone
 
 
@@ -85,7 +85,7 @@ def run(driver: Driver, wishes: list[Wish], plan: Plan) -> Driver:
 def test_hits_and_preemption_occur_in_such_schedules(engine: Engine, epochs: Iterator[int]) -> None:
     """The property above means something: a second request reads the first one's blocks, a third resumes its own."""
     greedy = SamplingParams(temperature=0)
-    driver = Driver(engine, next(epochs), BLOCK_SIZE)
+    driver = Driver(engine, next(epochs))
     driver.add((*PREFIX, 1), 6, greedy)
     driver.add((*PREFIX, 2), 6, greedy)
     driver.step({0: 1 << 20})
@@ -95,5 +95,5 @@ def test_hits_and_preemption_occur_in_such_schedules(engine: Engine, epochs: Ite
     driver.step({1: 5})
     assert driver.num_hit_blocks > len(PREFIX) // BLOCK_SIZE
     texts = driver.finish()
-    assert texts == [text_alone(engine, next(epochs), BLOCK_SIZE, request) for request in driver.requests]
+    assert texts == [text_alone(engine, next(epochs), request) for request in driver.requests]
     assert texts[0] != texts[1]

@@ -1,21 +1,27 @@
 """What the model needs of an attention backend."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from worker_svc.batch import Batch
+from worker_svc.batch import Span
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""One layer's attention, from (queries, keys, values) to a tensor shaped like the queries.
 
-Queries are [T, heads, head_dim]. Keys and values are the layer's whole cache, [num_blocks, kv_heads, block_size,
-head_dim], and hold the batch's own tokens already. Causal; scores are scaled by head_dim ** -0.5.
-"""
+class Attend(Protocol):
+    """Attention in one layer."""
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None) -> Tensor:
+        """A tensor shaped like ``queries`` [T, heads, head_dim], which belong to the new tokens of the spans.
+
+        Keys and values are the layer's whole cache, [num_blocks, kv_heads, block_size, head_dim], and hold the new
+        tokens already. Causal, over the last ``window`` positions, the query's own included; None is all of them. Scores
+        are scaled by head_dim ** -0.5.
+        """
+        ...
 
 
 class Attention(Protocol):
-    def prepare(self, batch: Batch) -> Attend:
-        """What all layers of one step share is worked out once, here."""
+    def prepare(self, spans: Sequence[Span], block_size: int) -> Attend:
+        """What all layers share over the same ``spans`` is worked out once, here."""
         ...

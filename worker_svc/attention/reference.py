@@ -3,24 +3,27 @@
 Each query is worked out in the same shapes whatever its batch or chunk, so a text depends on neither, to the bit.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from worker_svc.attention.port import Attend
-from worker_svc.batch import Batch, block_tables
+from worker_svc.batch import Span, block_tables
 
 
 class ReferenceAttention:
-    def prepare(self, batch: Batch) -> Attend:
-        contexts = [(span, block_tables([span], batch.block_size)[0]) for span in batch.spans]
+    def prepare(self, spans: Sequence[Span], block_size: int) -> Attend:
+        contexts = [(span, block_tables([span], block_size)[0]) for span in spans]
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None) -> Tensor:
             out = torch.empty_like(queries)
             for span, table in contexts:
                 k_ksd, v_ksd = (cache[table].transpose(0, 1).flatten(1, 2).float() for cache in (keys, values))
                 for offset in range(span.num_new):
-                    row, length = span.start + offset, span.num_computed + offset + 1
-                    out[row] = _attend_one(queries[row].float(), k_ksd[:, :length], v_ksd[:, :length])
+                    row, end = span.start + offset, span.num_computed + offset + 1
+                    seen = slice(0 if window is None else max(0, end - window), end)
+                    out[row] = _attend_one(queries[row].float(), k_ksd[:, seen], v_ksd[:, seen])
             return out
 
         return attend

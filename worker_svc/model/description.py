@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from worker_svc.model.policy import Mtp, layer_windows, parse_mtp
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -35,7 +37,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Shapes and constants of a Llama-family decoder. ``num_heads`` is a multiple of ``num_kv_heads``."""
+    """Shapes and constants of a Llama-family decoder. ``num_heads`` is a multiple of ``num_kv_heads``.
+
+    ``windows`` names the layers that see only so many tokens, themselves included. ``mtp`` None: there are no modules.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -50,6 +55,8 @@ class Architecture:
     tied_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
+    windows: Mapping[int, int] = field(default_factory=dict)
+    mtp: Mtp | None = None
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +80,10 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     quantization_config: dict[str, Any] | None = None
+    layer_types: list[str] | None = None
+    sliding_window: _Size | None = None
+    num_nextn_predict_layers: Annotated[int, Meta(ge=0)] = 0
+    mtp: dict[str, Any] | None = None
 
 
 class _RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +131,8 @@ def parse_architecture(values: Mapping[str, Any]) -> Architecture:
         tied_embeddings=config.tie_word_embeddings,
         attention_bias=config.attention_bias,
         mlp_bias=config.mlp_bias,
+        windows=layer_windows("layer_types", config.layer_types, config.num_hidden_layers, config.sliding_window),
+        mtp=parse_mtp(config.num_nextn_predict_layers, config.mtp, config.sliding_window),
     )
 
 

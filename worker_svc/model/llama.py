@@ -16,6 +16,9 @@ from worker_svc.kv import Kv
 from worker_svc.model.description import Architecture, Rope
 from worker_svc.model.weights import Checkpoint, Linear
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and signed sine, [T, 1, D] each."""
+
 
 class Llama:
     """The decoder; its weights are taken from a checkpoint at birth."""
@@ -24,31 +27,44 @@ class Llama:
         """For positions below ``max_len``. Raises ValueError where the checkpoint does not fit the architecture."""
         a = architecture
         self._eps = a.norm_eps
-        self._embedding_ve = checkpoint.take("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
-        self._layers = [_Layer(a, checkpoint, f"model.layers.{index}") for index in range(a.num_layers)]
+        self._windows = a.windows
+        self.embedding_ve = checkpoint.take("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
+        self._layers = [Layer(a, checkpoint, f"model.layers.{index}") for index in range(a.num_layers)]
         self._norm_e = checkpoint.take("model.norm.weight", a.hidden_size)
         if a.tied_embeddings:
-            self._head = Linear(self._embedding_ve)
+            self.head = Linear(self.embedding_ve)
+            checkpoint.drop("lm_head.weight")
         else:
-            self._head = checkpoint.linear(["lm_head"], a.hidden_size, [a.vocab_size])
-        checkpoint.finish("rotary_emb.inv_freq", *(["lm_head.weight"] if a.tied_embeddings else []))
+            self.head = checkpoint.linear(["lm_head"], a.hidden_size, [a.vocab_size])
         cos, sin = rotary_tables(a.rope, a.head_dim, max_len)
         self._cos_pd, self._sin_pd = cos.to(self._norm_e.dtype), sin.to(self._norm_e.dtype)
 
     def forward(self, batch: Batch, kv: Kv, attend: Attend) -> Tensor:
-        """Write the batch's KV and return the float32 logits [N, V] that follow ``batch.logits_rows``."""
-        h_te = F.embedding(batch.token_ids, self._embedding_ve)
-        rotation = self._cos_pd[batch.positions].unsqueeze(1), self._sin_pd[batch.positions].unsqueeze(1)
-        rows = kv.rows(batch.slots)
+        """Write the batch's KV and return its hidden states [T, E], before the final norm."""
+        h_te = F.embedding(batch.token_ids, self.embedding_ve)
+        rotation, rows = self.rotation(batch.positions), kv.rows(batch.slots)
         for index, layer in enumerate(self._layers):
             q_thd, k_tkd, v_tkd = layer.project(h_te, rotation)
             kv.write(index, rows, k_tkd, v_tkd)
-            h_te = layer.combine(h_te, attend(q_thd, *kv.layers[index]))
-        h_ne = h_te.index_select(0, batch.logits_rows)
-        return self._head(F.rms_norm(h_ne, h_ne.shape[1:], self._norm_e, self._eps)).float()
+            h_te = layer.combine(h_te, attend(q_thd, *kv.layers[index], self._windows.get(index)))
+        return h_te
+
+    def norm(self, h_te: Tensor) -> Tensor:
+        """The final norm."""
+        return F.rms_norm(h_te, h_te.shape[1:], self._norm_e, self._eps)
+
+    def logits(self, normed_ne: Tensor) -> Tensor:
+        """The float32 logits [N, V] that follow hidden states [N, E] after the final norm."""
+        return self.head(normed_ne).float()
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """For tokens at ``positions`` [T]."""
+        return self._cos_pd[positions].unsqueeze(1), self._sin_pd[positions].unsqueeze(1)
 
 
-class _Layer:
+class Layer:
+    """One layer of the decoder, under the tensors called ``name``."""
+
     def __init__(self, a: Architecture, checkpoint: Checkpoint, name: str) -> None:
         self._eps = a.norm_eps
         self._sizes = a.num_heads, a.num_kv_heads, a.num_kv_heads
@@ -63,7 +79,7 @@ class _Layer:
         self._gate_up = checkpoint.linear(gate_up, a.hidden_size, [a.intermediate_size] * 2, a.mlp_bias)
         self._down = checkpoint.linear([f"{name}.mlp.down_proj"], a.intermediate_size, [a.hidden_size], a.mlp_bias)
 
-    def project(self, h_te: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, h_te: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both rotated) and values."""
         x_te = F.rms_norm(h_te, h_te.shape[1:], self._norm_in_e, self._eps)
         num_q, num_k, num_v = self._sizes
@@ -72,6 +88,7 @@ class _Layer:
         return qk[:, :num_q], qk[:, num_q:], qkv[:, num_q + num_k :]
 
     def combine(self, h_te: Tensor, attended_thd: Tensor) -> Tensor:
+        """The layer's output, from its input and what its queries attended to."""
         h_te = h_te + self._out(attended_thd.flatten(1))
         x_te = F.rms_norm(h_te, h_te.shape[1:], self._norm_mlp_e, self._eps)
         gate_ti, up_ti = self._gate_up(x_te).chunk(2, -1)
@@ -89,7 +106,7 @@ def rotary_tables(rope: Rope, head_dim: int, max_len: int) -> tuple[Tensor, Tens
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 

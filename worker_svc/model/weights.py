@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MODULES = "mtp.safetensors"
+"""Weights of MTP modules may lie beside those of the model, in a file that no index names."""
 _SAMPLE_BYTES = 1 << 16
 _MIN_ROWS = 4
 
@@ -34,6 +36,12 @@ class Linear:
             x = F.pad(x, (0, 0, 0, _MIN_ROWS - num_rows))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return y[:num_rows]
+
+    def restricted(self, outputs: Tensor) -> "Linear":
+        """The same without bias, for the ``outputs`` [n] alone."""
+        assert self._bias is None
+        weight = self._weight.to_dense() if self._packs else self._weight
+        return Linear(weight.index_select(0, outputs))
 
 
 class Checkpoint:
@@ -62,6 +70,21 @@ class Checkpoint:
         weight = torch.cat([self.take(f"{name}.weight", num, num_inputs) for name, num in pairs])
         return Linear(weight, torch.cat([self.take(f"{name}.bias", num) for name, num in pairs]) if bias else None)
 
+    def holds(self, name: str) -> bool:
+        """Whether the tensor is there and was not taken."""
+        return name in self._tensors
+
+    def take_ids(self, name: str) -> Tensor:
+        """The token ids [n] called ``name``, as int64. Raises ValueError if absent."""
+        if name not in self._tensors:
+            raise ValueError(f"{self._path} lacks the tensor {name}")
+        return self._tensors.pop(name).long()
+
+    def drop(self, prefix: str) -> None:
+        """Do without the tensors whose names begin with ``prefix``."""
+        for name in [name for name in self._tensors if name.startswith(prefix)]:
+            del self._tensors[name]
+
     def finish(self, *ignored: str) -> None:
         """Raises ValueError if a tensor was not taken whose name ends in none of ``ignored``."""
         if left := sorted(name for name in self._tensors if not name.endswith(ignored)):
@@ -75,18 +98,21 @@ def weight_files(path: Path) -> list[Path]:
         names = sorted(set(json.loads((path / _INDEX).read_text())["weight_map"].values()))
     else:
         names = [_SINGLE]
+    if (path / _MODULES).is_file() and _MODULES not in names:
+        names.append(_MODULES)
     files = [path / name for name in names]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     return files
 
 
-def fingerprint(path: Path, dtype: str) -> str:
-    """A name for the model in ``path`` run in ``dtype``: equal over processes, different for different KV.
+def fingerprint(path: Path, dtype: str, num_modules: int = 0) -> str:
+    """A name for the model in ``path`` run in ``dtype`` with so many MTP modules: equal over processes, different for
+    different KV.
 
-    Covers config.json, the weight files' names, sizes and a sample of their content, and the dtype.
+    Covers config.json, the weight files' names, sizes and a sample of their content, the dtype and the modules.
     """
-    digest = blake2b(dtype.encode(), digest_size=16)
+    digest = blake2b(f"{dtype} {num_modules}".encode(), digest_size=16)
     digest.update((path / "config.json").read_bytes())
     for file in weight_files(path):
         size = file.stat().st_size

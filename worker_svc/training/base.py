@@ -7,19 +7,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from worker_svc.model.description import Architecture, read_architecture
-from worker_svc.training.layers import Layer, context
+from worker_svc.training.layers import Layer, layer_contexts
 
 
 class Base(nn.Module):
-    """Embedding, layers and final norm; the head is the embedding. ``windows`` holds None where a layer sees all."""
+    """Embedding, layers and final norm; the head is the embedding."""
 
-    def __init__(self, architecture: Architecture, windows: tuple[int | None, ...]) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        assert len(windows) == architecture.num_layers and architecture.tied_embeddings
+        assert architecture.tied_embeddings
         self.architecture = architecture
-        self.windows = windows
+        self._windows = [architecture.windows.get(index) for index in range(architecture.num_layers)]
         self.embed_tokens = nn.Embedding(architecture.vocab_size, architecture.hidden_size)
-        self.layers = nn.ModuleList(Layer(architecture) for _ in windows)
+        self.layers = nn.ModuleList(Layer(architecture) for _ in self._windows)
         self.norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_eps)
 
     @classmethod
@@ -28,17 +28,30 @@ class Base(nn.Module):
         architecture = read_architecture(folder)
         if not architecture.tied_embeddings:
             raise ValueError(f"{folder} has a head of its own; modules are trained for tied embeddings only")
-        base = cls(architecture, (None,) * architecture.num_layers)
+        base = cls(architecture)
         tensors = load_file(folder / "model.safetensors")
-        base.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+        names = base.state_dict()
+        base.load_state_dict({name: tensors[f"model.{name}"] for name in names})
         return base.to(device, dtype).requires_grad_(False).eval()
+
+    def named_for_export(self) -> dict[str, Tensor]:
+        """Every parameter in bfloat16 under its checkpoint name."""
+        return {
+            f"model.{name}": parameter.detach().to("cpu", torch.bfloat16).contiguous()
+            for name, parameter in self.named_parameters()
+        }
+
+    @property
+    def last_layer(self) -> Layer:
+        layer = self.layers[-1]
+        assert isinstance(layer, Layer)
+        return layer
 
     def forward(self, tokens_bt: Tensor) -> Tensor:
         """The hidden states [B, T, E] behind the final norm."""
         h_bte = self.embed_tokens(tokens_bt)
-        length = tokens_bt.shape[1]
-        contexts = {w: context(self.architecture, length, w, tokens_bt.device) for w in set(self.windows)}
-        for layer, window in zip(self.layers, self.windows, strict=True):
-            h_bte = layer(h_bte, contexts[window])
+        contexts = layer_contexts(self.architecture, self._windows, tokens_bt.shape[1], tokens_bt.device)
+        for layer, context in zip(self.layers, contexts, strict=True):
+            h_bte = layer(h_bte, context)
         normed_bte: Tensor = self.norm(h_bte)
         return normed_bte

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-_NGRAM = 6
+_NGRAM = 4
 _MIN_DISTINCT = 0.7
 _MIN_LENGTH = 64
 """Shorter answers have too few n-grams for the share to mean anything."""
@@ -16,7 +16,7 @@ _MIN_LENGTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One answer. ``tokens`` are the prompt's ``num_prompt`` ids and the answer's; ``seed`` drew it at ``temperature``."""
+    """An answer: ``tokens`` are its prompt's ``num_prompt`` ids and its own; ``seed`` drew it at ``temperature``."""
 
     index: int
     tokens: tuple[int, ...]
@@ -30,7 +30,7 @@ class Text:
 
 
 def loops(answer: Sequence[int]) -> bool:
-    """Whether the answer goes round in circles: under 70 % of its runs of six tokens are distinct."""
+    """Whether the answer goes round in circles: under 70 % of its runs of four tokens are distinct."""
     if len(answer) < _MIN_LENGTH:
         return False
     ngrams = [tuple(answer[i : i + _NGRAM]) for i in range(len(answer) - _NGRAM + 1)]
@@ -59,9 +59,9 @@ def load(path: Path) -> list[Text]:
     with np.load(path) as columns:
         tokens = columns["tokens"].tolist()
         spans = pairwise([0, *columns["ends"].tolist()])
-        rows = zip(spans, *(columns[name].tolist() for name in ("num_prompt", "index", "temperature", "seed")), strict=True)
+        facts = [columns[name].tolist() for name in ("num_prompt", "index", "temperature", "seed")]
         texts = [
             Text(index=index, tokens=tuple(tokens[start:end]), num_prompt=num, temperature=temperature, seed=seed)
-            for (start, end), num, index, temperature, seed in rows
+            for (start, end), num, index, temperature, seed in zip(spans, *facts, strict=True)
         ]
     return sorted(texts, key=lambda text: text.index)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -46,7 +46,7 @@ class _Running:
 
 
 class Answers:
-    """Iterates over the answers to the prompts of a part as they end, without those that loop."""
+    """Iterates over the answers to the prompts of a part as they end."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, num_places: int) -> None:
         self._engine = engine
@@ -70,17 +70,15 @@ class Answers:
             released = [handle for handle, request in running.items() if self._ended(request)]
             for request in map(running.pop, released):
                 free.append(request.place)
-                if not corpus.loops(request.answer):
-                    yield request.text()
+                yield request.text()
 
     def _request(self, part: Part, index: int, place: int) -> _Running:
         prompt = tuple(self._tokenizer.encode(chat(part, index)).ids)
         if len(prompt) + MAX_ANSWER > _MAX_TOKENS:
             raise ValueError(f"prompt {index} has {len(prompt)} tokens, too many for {_MAX_TOKENS} with its answer")
         temperature = SAMPLED_TEMPERATURE if index % 2 else 0.0
-        return _Running(
-            index=index, place=place, prompt=prompt, sampling=SamplingParams(temperature=temperature, top_k=64, seed=index)
-        )
+        sampling = SamplingParams(temperature=temperature, top_k=64, seed=index)
+        return _Running(index=index, place=place, prompt=prompt, sampling=sampling)
 
     def _step(self, running: dict[int, _Running], fresh: list[_Running], released: list[int]) -> dict[int, int]:
         """Every running request's next token, by handle."""
@@ -99,25 +97,21 @@ class Answers:
         return len(answer) % _LOOP_CHECK == 0 and corpus.loops(answer)
 
 
-def generate(folder: Path, part: Part, file: Path, num_tokens: int, num_places: int) -> None:
-    """Let the model in ``folder`` answer prompts of ``part`` until ``file`` holds ``num_tokens`` answer tokens.
+def generate(folder: Path, part: Part, file: Path, num_prompts: int, num_places: int) -> None:
+    """Let the model in ``folder`` answer the first ``num_prompts`` prompts of ``part``; ``file`` collects the texts.
 
-    Goes on from the answers that the file holds already. Draws a progress bar.
+    Leaves out the prompts whose answers the file holds already. Draws a progress bar.
     """
     texts = corpus.load(file)
-    done = {text.index for text in texts}
+    missing = sorted(set(range(num_prompts)) - {text.index for text in texts})
     options = EngineOptions(block_size=_BLOCK_SIZE, num_blocks=1 + num_places * _BLOCKS_EACH, max_len=_MAX_TOKENS)
     answers = Answers(Engine.load(folder, options), Tokenizer.from_file(str(folder / "tokenizer.json")), num_places)
-    total = sum(len(text.answer) for text in texts)
-    with tqdm(total=num_tokens, initial=total, unit="token", desc=f"{part.value} text") as bar:
-        for text in answers.of(part, (index for index in count() if index not in done)):
-            texts.append(text)
-            bar.update(len(text.answer))
-            total += len(text.answer)
-            if len(texts) % _SAVE_EVERY == 0 or total >= num_tokens:
-                corpus.save(file, texts)
-            if total >= num_tokens:
-                return
+    bar = tqdm(answers.of(part, iter(missing)), total=len(missing), unit="answer", desc=f"{part.value} text")
+    for number, text in enumerate(bar, 1):
+        texts.append(text)
+        if number % _SAVE_EVERY == 0:
+            corpus.save(file, texts)
+    corpus.save(file, texts)
 
 
 def _new_request(request: _Running) -> NewRequest:
@@ -132,4 +126,3 @@ def _new_request(request: _Running) -> NewRequest:
         sampling=request.sampling,
         stopping=StopParams(max_tokens=MAX_ANSWER),
     )
-

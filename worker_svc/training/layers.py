@@ -3,7 +3,7 @@
 Legend of shapes: B sequences, T positions, E hidden size, H query heads, K KV heads, D head_dim.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +23,18 @@ class Context:
     visible_tt: Tensor
 
 
-def context(architecture: Architecture, length: int, window: int | None, device: torch.device) -> Context:
-    """For positions 0 to ``length`` - 1, each of which sees itself and what is before it, ``window`` tokens in all."""
-    cos, sin = rotary_tables(architecture.rope, architecture.head_dim, length)
+def layer_contexts(
+    architecture: Architecture, windows: Sequence[int | None], length: int, device: torch.device
+) -> list[Context]:
+    """One for each of ``windows``, for positions 0 to ``length`` - 1.
+
+    A position sees itself and what is before it: everything where the window is None, else that many tokens in all.
+    """
+    cos, sin = (table.to(device) for table in rotary_tables(architecture.rope, architecture.head_dim, length))
     position = torch.arange(length, device=device)
     distance = position[:, None] - position
-    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    return Context(cos_td=cos.to(device), sin_td=sin.to(device), visible_tt=visible)
+    visible = {window: (distance >= 0) & (distance < (window or length)) for window in set(windows)}
+    return [Context(cos_td=cos, sin_td=sin, visible_tt=visible[window]) for window in windows]
 
 
 class Attention(nn.Module):
@@ -83,11 +88,6 @@ class Layer(nn.Module):
 
     def forward(self, x_bte: Tensor, context: Context) -> Tensor:
         return self.layer(x_bte, context)
-
-
-def prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The ``tensors`` whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _rotate(x_bhtd: Tensor, context: Context) -> Tensor:

@@ -1,0 +1,180 @@
+"""Runs the MTP modules over rows of many requests at once: writes their KV and chains drafts.
+
+Passes that only write KV stand first, then those that draft, deepest first. So what a module needs of the passes that
+are still on is the front part of what the module before it had.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from worker_svc.attention.port import Attention
+from worker_svc.batch import Span, slots
+from worker_svc.kv import Kv
+from worker_svc.model.llama import Llama
+from worker_svc.model.mtp import Modules, Queries, Rows
+from worker_svc.model.policy import ChainKind
+from worker_svc.requests import Held
+from worker_svc.sampling import race, signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One request's rows ``start`` to ``end - 1`` through ``num_runs`` modules (or runs of the one that feeds itself).
+
+    ``hidden`` [end - start, E] is what modules read of the target. If ``num_drafts`` are wanted, each run drafts a token
+    from the last row, which is that of the last known token but one; if none, ``num_runs`` tokens after the last row are
+    known, and KV is all there is to write.
+    """
+
+    request: Held
+    start: int
+    end: int
+    num_runs: int
+    num_drafts: int
+    hidden: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def drafting(self) -> bool:
+        return self.num_drafts > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is asked of a module: outputs at the ``queries``, and drafts from those of them at ``heads`` [D]."""
+
+    queries: Queries
+    heads: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draws:
+    """How the drafting passes draw; ``positions`` are those of their first drafts. All are [D]."""
+
+    temperatures: Tensor
+    seeds: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(cls, passes: Sequence[Pass]) -> "_Draws":
+        requests = [p.request for p in passes if p.drafting]
+        return cls(
+            temperatures=torch.tensor([request.sampling.temperature for request in requests]),
+            seeds=signed([request.sampling.seed for request in requests]),
+            positions=torch.tensor([len(request.tokens) for request in requests]),
+        )
+
+
+class Drafter:
+    """The modules at work on ``kv``."""
+
+    def __init__(self, target: Llama, modules: Modules, kv: Kv, attention: Attention) -> None:
+        self._target = target
+        self._modules = modules
+        self._kv = kv
+        self._attention = attention
+
+    def run(self, passes: Sequence[Pass]) -> list[list[int]]:
+        """The drafts of each of ``passes``; none where it does not draft."""
+        order = sorted(range(len(passes)), key=lambda i: (passes[i].drafting, -passes[i].num_runs))
+        ordered = [passes[i] for i in order]
+        reused = self._modules.policy.chain is ChainKind.SELF
+        drafting = [i for i in order if passes[i].drafting]
+        drafts: list[list[int]] = [[] for _ in passes]
+        for drawn in self._reuse(ordered) if reused else self._descend(ordered):
+            for i, token in zip(drafting, drawn.tolist(), strict=False):
+                drafts[i].append(token)
+        return drafts
+
+    def _descend(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """Module after module over the same rows, whose tokens move on by one each time. Each module's drafts."""
+        chained = self._modules.policy.chain is ChainKind.CHAINED
+        ends = list(accumulate(p.num_rows for p in passes))
+        ids, hidden, rows, draws = _first_tokens(passes), _hidden(passes), self._rows(passes), _Draws.of(passes)
+        on, asked, drawn = passes, dict[tuple[int, int], _Asked](), list[Tensor]()
+        while on:
+            m, num_rows = len(drawn), ends[len(on) - 1]
+            later = [p for p in on if p.num_runs > m + 1]
+            shape = len(on), len(later)
+            if shape not in asked:
+                asked[shape] = self._ask(on, len(later) if chained else 0)
+            y = self._modules.run(
+                m, ids[:num_rows], hidden[:num_rows], rows.front(num_rows), asked[shape].queries, self._kv
+            )
+            drawn.append(self._draw(m, y, asked[shape].heads, draws, m))
+            if later:
+                ids = ids[: ends[len(later) - 1]].roll(-1)
+                ids[torch.tensor(ends[: len(later)]) - 1] = _next_tokens(later, m, drawn[-1])
+                hidden = self._modules.chained(m, y) if chained else hidden
+            on = later
+        return drawn
+
+    def _reuse(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """The one module over all rows, then on its own last outputs at the rows behind them. Each run's drafts.
+
+        The rows behind are provisional: the next pass of the request writes them anew.
+        """
+        ids, hidden, draws, drawn = _first_tokens(passes), _hidden(passes), _Draws.of(passes), list[Tensor]()
+        while passes:
+            asked = self._ask(passes, 0)
+            y = self._modules.run(0, ids, hidden, self._rows(passes), asked.queries, self._kv)
+            drawn.append(self._draw(0, y, asked.heads, draws, len(drawn)))
+            later = [p for p in passes if p.drafting and p.num_runs > len(drawn)]
+            if later:
+                ids = drawn[-1][: len(later)]
+                hidden = self._modules.chained(0, y.index_select(0, asked.heads[: len(later)]))
+            passes = [replace(p, start=p.end, end=p.end + 1) for p in later]
+        return drawn
+
+    def _ask(self, passes: Sequence[Pass], num_whole: int) -> _Asked:
+        """Every row of the first ``num_whole`` passes is queried, of the others the last if it drafts."""
+        index: list[int] = []
+        heads, spans, end = [], [], 0
+        for place, p in enumerate(passes):
+            end += p.num_rows
+            num = p.num_rows if place < num_whole else int(p.drafting)
+            if num:
+                spans.append(Span(start=len(index), num_new=num, num_context=p.end, blocks=p.request.blocks))
+                index.extend(range(end - num, end))
+            if p.drafting:
+                heads.append(len(index) - 1)
+        queries = Queries(
+            index=None if len(index) == end else torch.tensor(index, dtype=torch.int64),
+            attend=self._attention.prepare(spans, self._kv.block_size),
+        )
+        return _Asked(queries=queries, heads=torch.tensor(heads, dtype=torch.int64))
+
+    def _rows(self, passes: Sequence[Pass]) -> Rows:
+        places = [slot for p in passes for slot in slots(p.request.blocks, range(p.start, p.end), self._kv.block_size)]
+        positions = [position for p in passes for position in range(p.start, p.end)]
+        return Rows(slots=self._kv.rows(torch.tensor(places)), rotation=self._target.rotation(torch.tensor(positions)))
+
+    def _draw(self, m: int, y: Tensor, heads: Tensor, draws: _Draws, num_before: int) -> Tensor:
+        """[D] a token from each of ``heads``, which stand in the order of ``draws``, after so many drafts."""
+        num = len(heads)
+        if num == 0:
+            return heads
+        logits = self._modules.logits(m, y.index_select(0, heads))
+        ids = self._modules.draft_ids
+        return ids[race(logits, draws.temperatures[:num], draws.seeds[:num], draws.positions[:num] + num_before, ids)]
+
+
+def _first_tokens(passes: Sequence[Pass]) -> Tensor:
+    return torch.tensor([token for p in passes for token in p.request.tokens[p.start + 1 : p.end + 1]])
+
+
+def _hidden(passes: Sequence[Pass]) -> Tensor:
+    return torch.cat([p.hidden for p in passes])
+
+
+def _next_tokens(passes: Sequence[Pass], m: int, drawn: Tensor) -> Tensor:
+    """What the last row of each pass reads in module m + 1: the known token, or module m's draft."""
+    known = [p.request.tokens[p.end + m + 1] for p in passes if not p.drafting]
+    return torch.cat([torch.tensor(known, dtype=torch.int64), drawn[: len(passes) - len(known)]])
