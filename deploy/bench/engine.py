@@ -15,11 +15,10 @@ import torch
 from tqdm import tqdm
 
 from augury.errors import AuguryError
-from augury.models import cache_folder, model_folder
 from augury.types import NewRequest, Row, SamplingParams, Step, StopParams
 from deploy.bench.options import positive
 from worker_svc.engine import Engine, EngineOptions
-from worker_svc.model import smollm2
+from worker_svc.model.named import ready_folder
 
 BLOCK_SIZE = 16
 MANY = 16
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        folder = _folder(options.model)
+        folder = ready_folder(options.model, os.environ, progress=True)
         rates = measure(_rivals(folder, options.dtype, load), options.repeats)
     except (ValueError, ModuleNotFoundError, AuguryError) as error:
         print(f"augury bench: {error}", file=sys.stderr)
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="augury bench engine", description=__doc__)
     add = parser.add_argument
-    add("--model", default=smollm2.NAME, help="folder, or name of a prepared model (default: %(default)s)")
+    add("--model", default="smollm2", help="folder, or a model known by name (default: %(default)s)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
     add("--prompt", type=positive, default=32, help="tokens of each prompt (default: %(default)s)")
     add("--tokens", type=positive, default=64, help="tokens each stream decodes (default: %(default)s)")
@@ -72,17 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _folder(model: str) -> Path:
-    if model == smollm2.NAME:
-        return smollm2.prepare(cache_folder(os.environ), progress=True)
-    return model_folder(model, os.environ)
-
-
 def _rivals(folder: Path, dtype: str, load: Load) -> dict[str, Callable[[], float]]:
     """What is compared, the yardstick first. Raises ValueError or ModuleNotFoundError where one cannot run."""
     model = _load_transformers(folder, dtype)
     num_blocks = 1 + MANY * load.blocks_per_stream
-    engine = Engine.load(folder, EngineOptions(dtype=dtype, block_size=BLOCK_SIZE, num_blocks=num_blocks))
+    engine = Engine.load(folder, EngineOptions(dtype=dtype, block_size=BLOCK_SIZE, num_blocks=num_blocks, depth=0))
     epochs = itertools.count(1)
     return {
         "transformers generate, 1 stream": lambda: generate(model, load),

@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from augury import config
 from augury.errors import AuguryError
-from augury.models import cache_folder, model_folder
 from augury.types import Generation, SamplingParams, StopParams
 from deploy.bench import rivals
 from deploy.bench.options import positive, share
@@ -26,8 +25,8 @@ from deploy.bench.prompts import make_prompt
 from deploy.bench.rivals import Answered, Rival, Work
 from deploy.bench.sets import SETS, Tokens
 from gateway.model import ServedModel
-from worker_svc.model import smollm2
 from worker_svc.model.description import read_architecture
+from worker_svc.model.named import ready_folder
 
 _DRAFT_SLOTS = 64
 """Slots of a stream beyond prompt and answer: more than the drafts of a step."""
@@ -121,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="augury bench spec", description=__doc__)
     add = parser.add_argument
-    add("--model", default=smollm2.NAME, help="folder, or name of a prepared model (default: %(default)s)")
+    add("--model", default="smollm2", help="folder, or a model known by name (default: %(default)s)")
     add("--depths", type=lambda text: text.split(","), metavar="N,N,…", help="beside 0 (default: each, and auto)")
     add("--sets", type=_sets, default=list(SETS), help=f"kinds of prompts (default: {','.join(SETS)})")
     add("--prompts", type=positive, default=4, help="prompts of a set, at least (default: %(default)s)")
@@ -143,10 +142,7 @@ def _sets(text: str) -> list[str]:
 
 
 def _bench(options: argparse.Namespace) -> Bench:
-    if options.model == smollm2.NAME:
-        folder = smollm2.prepare(cache_folder(os.environ), progress=True)
-    else:
-        folder = model_folder(options.model, os.environ)
+    folder = ready_folder(options.model, os.environ, progress=True)
     return Bench(
         folder=folder,
         model=ServedModel.load(folder, folder.name),

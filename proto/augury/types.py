@@ -146,11 +146,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """One worker's block pool under one epoch. Cached content survives a new epoch of the same incarnation.
-
-    ``hit_margin`` matched blocks are given up at a hit's end: where keys do not cover the lookahead, they prove that
-    writer and reader agree on it (mtp_semantics rule E).
-    """
+    """One worker's block pool under one epoch. Cached content survives a new epoch of the same incarnation."""
 
     pool: str
     incarnation: str
@@ -158,7 +154,6 @@ class PoolSpec:
     epoch: int
     num_blocks: int
     block_size: int
-    hit_margin: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +252,8 @@ class Outcome:
 
     ``emitted`` are accepted drafts and the bonus token (none for a prefill chunk that does not end the prompt),
     ``num_drafts`` are held for the request's next step, and of ``num_final`` leading tokens no later step rewrites the
-    KV, draft layers included.
+    KV, draft layers included. The numbers of a refused row mean nothing. A row that is not finite behind accepted
+    drafts emits those; its request fails in the next step.
     """
 
     epoch: int

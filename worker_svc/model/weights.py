@@ -6,7 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 

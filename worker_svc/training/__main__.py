@@ -30,7 +30,7 @@ def main() -> None:
         case "generate":
             smollm2.write_texts(places, Part(args.part), args.prompts, args.at_once)
         case "train":
-            smollm2.train(places, Recipe(epochs=args.epochs), device)
+            smollm2.train(places, Recipe(solo_epochs=args.solo_epochs, epochs=args.epochs), device)
         case "evaluate":
             smollm2.evaluate(places, device)
 
@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--prompts", type=int, default=3000, help="how many prompts in all")
     generate.add_argument("--at-once", type=int, default=128, help="prompts that are answered at the same time")
     train = commands.add_parser("train", parents=[common], help="train modules on the answers")
-    train.add_argument("--epochs", type=int, default=Recipe().epochs)
+    train.add_argument("--epochs", type=int, default=Recipe().epochs, help="passes over the texts in all")
+    train.add_argument("--solo-epochs", type=int, default=Recipe().solo_epochs, help="the first module's own, of these")
     commands.add_parser("evaluate", parents=[common], help="measure the modules on new prompts")
     story_parser = commands.add_parser("story", parents=[common], help="make the story model from scratch")
     story_parser.add_argument("--steps", type=int, default=2000)

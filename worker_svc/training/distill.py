@@ -3,12 +3,12 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
@@ -18,8 +18,8 @@ from worker_svc.training.corpus import Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """In the first ``solo_epochs`` the first module learns alone; then the others start as its copies, which costs a
-    third as much as teaching all of them from the beginning.
+    """In the first ``solo_epochs`` the first module learns alone and the others are its copies, which costs a third as
+    much as teaching all of them from the beginning.
 
     ``batch_tokens`` bounds a batch with its padding, ``slice_size`` the draft tokens that a batch is judged on.
     ``regression`` weighs the distance to the base's next hidden state against the divergence from its distribution.
@@ -72,8 +72,8 @@ class Batch:
 def make_batch(examples: Sequence[Example], frozen: Frozen, depth: int) -> Batch:
     """Every text gets ``depth`` rows more than it has tokens, so that each module has a row for each prediction."""
     device = frozen.embedding_ve.device
-    hidden = pad_sequence([F.pad(e.hidden_te, (0, 0, 0, depth)) for e in examples], batch_first=True)
-    tokens = pad_sequence([F.pad(torch.tensor(e.text.tokens), (0, depth)) for e in examples], batch_first=True)
+    hidden = pad_sequence([functional.pad(e.hidden_te, (0, 0, 0, depth)) for e in examples], batch_first=True)
+    tokens = pad_sequence([functional.pad(torch.tensor(e.text.tokens), (0, depth)) for e in examples], batch_first=True)
     tokens = tokens.to(device)
     pairs = [
         (index, row)
@@ -83,7 +83,7 @@ def make_batch(examples: Sequence[Example], frozen: Frozen, depth: int) -> Batch
     sequences, rows = torch.tensor(pairs, device=device).unbind(1)
     return Batch(
         hidden_bte=hidden.to(device, torch.float32),
-        embedding_bte=F.embedding(tokens, frozen.embedding_ve).float(),
+        embedding_bte=functional.embedding(tokens, frozen.embedding_ve).float(),
         rows=(sequences, rows),
         answer_n=tokens[sequences, rows + 1],
     )
@@ -94,14 +94,14 @@ def losses(chain: Chain, batch: Batch, head_se: Tensor, depth: int, regression: 
     ``regression`` times the relative squared distance of its output from the base's hidden state."""
     sequences, rows = batch.rows
     target_ne = batch.hidden_bte[sequences, rows]
-    target_ns = F.linear(target_ne, head_se).float()
+    target_ns = functional.linear(target_ne, head_se).float()
     p_ns = target_ns.softmax(-1)
     entropy, scale = _cross_entropy(p_ns, target_ns), target_ne.square().mean()
     result = []
     for m, g_bre in enumerate(chain(batch.hidden_bte, batch.embedding_bte, depth)):
         g_ne = g_bre[sequences, rows - m - 1]
-        divergence = _cross_entropy(p_ns, F.linear(g_ne, head_se).float()) - entropy
-        distance = F.mse_loss(g_ne.float(), target_ne) / scale
+        divergence = _cross_entropy(p_ns, functional.linear(g_ne, head_se).float()) - entropy
+        distance = functional.mse_loss(g_ne.float(), target_ne) / scale
         result.append(divergence + regression * distance)
     return torch.stack(result)
 
@@ -126,6 +126,7 @@ class Run:
         self._recipe = recipe
         self._examples = examples
         self._per_epoch = len(self._order(0))
+        self._identity = {"recipe": asdict(recipe), "texts": [example.text.index for example in examples]}
         self.epoch = 0
         self._optimizer = torch.optim.AdamW(
             chain.parameters(), recipe.learning_rate, (0.9, 0.95), weight_decay=recipe.weight_decay
@@ -138,8 +139,6 @@ class Run:
         """One pass over the examples. Returns the mean loss of each module that learns. Draws a progress bar."""
         recipe, device = self._recipe, self._frozen.embedding_ve.device
         depth = 1 if self.epoch < recipe.solo_epochs else len(self._chain)
-        if self.epoch == recipe.solo_epochs:
-            self._chain.spread()
         self._chain.train()
         torch.manual_seed(recipe.seed + self.epoch)
         total, order = torch.zeros(depth), self._order(self.epoch)
@@ -152,6 +151,8 @@ class Run:
                 self._update(loss_m.mean())
                 total += loss_m.detach().cpu()
                 bar.set_postfix_str(" ".join(f"{value:.3f}" for value in total / number), refresh=False)
+        if depth == 1:
+            self._chain.spread()
         self.epoch += 1
         return (total / len(order)).tolist()
 
@@ -162,12 +163,16 @@ class Run:
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "epoch": self.epoch,
+            "identity": self._identity,
         }
         torch.save(state, partial)
         partial.replace(file)
 
     def resume(self, file: Path) -> None:
+        """Go on where ``save`` wrote ``file``. Raises ValueError if that was another recipe or had other texts."""
         state = torch.load(file, map_location=self._frozen.embedding_ve.device)
+        if state["identity"] != self._identity:
+            raise ValueError(f"{file} belongs to a run over other texts or by another recipe; delete it to start anew")
         self._chain.load_state_dict(state["chain"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn import functional
 
-from worker_svc.sampling import exponential_noise
+from worker_svc.sampling import race, signed
 from worker_svc.training.chain import Chain
 from worker_svc.training.corpus import Text
 from worker_svc.training.distill import Example, Frozen, make_batch
@@ -37,43 +37,43 @@ class Acceptance:
         return sum(self.reached)
 
 
+def starts(text: Text, depth: int) -> range:
+    """Where a step of decoding may begin that proposes ``depth`` tokens: the prompt's first answer token is known, and
+    the proposed ones lie within the answer."""
+    return range(text.num_prompt + 1, len(text.tokens) - depth + 1)
+
+
 @torch.inference_mode()
 def module_drafts(chain: Chain, frozen: Frozen, example: Example) -> Tensor:
-    """[N, T] module m's draft for the token at each position; where it has none (the first m + 2), the null id 0.
+    """[S, N] what the modules propose at each of ``starts``.
 
-    Drawn as a server does: with the noise of the request's seed and the position, at the text's temperature.
+    Drawn as the worker draws drafts: at the text's temperature, with the noise of its seed and the position.
     """
-    chain.eval()
-    text = example.text
-    length = len(text.tokens)
-    batch = make_batch([example], frozen, len(chain))
-    drafts = torch.zeros(len(chain), length, dtype=torch.int64)
-    for m, g_bre in enumerate(chain(batch.hidden_bte, batch.embedding_bte, len(chain))):
-        first = m + 2
-        logits_rd = F.linear(g_bre[0, : length - first], frozen.head_de)
-        for row in range(max(0, text.num_prompt - first), length - first):
-            drafts[m, row + first] = _draw(logits_rd[row], frozen.draft_ids_d, text, row + first)
-    return drafts
-
-
-def _draw(logits_d: Tensor, ids_d: Tensor, text: Text, position: int) -> Tensor:
-    if text.temperature > 0:
-        noise_d = exponential_noise(text.seed, position, ids_d)
-        return ids_d[((logits_d / text.temperature).softmax(-1) / noise_d).argmax()]
-    return ids_d[logits_d.argmax()]
+    text, depth, device = example.text, len(chain), frozen.draft_ids_d.device
+    first_s = torch.tensor(starts(text, depth), dtype=torch.int64, device=device)
+    temperatures = torch.full(first_s.shape, text.temperature, device=device)
+    seeds = signed([text.seed]).to(device).expand(first_s.shape)
+    batch = make_batch([example], frozen, depth)
+    drafts = []
+    for m, g_bre in enumerate(chain.eval()(batch.hidden_bte, batch.embedding_bte, depth)):
+        logits_sd = functional.linear(g_bre[0, first_s - 2], frozen.head_de)
+        columns = race(logits_sd, temperatures, seeds, first_s + m, frozen.draft_ids_d)
+        drafts.append(frozen.draft_ids_d[columns])
+    return torch.stack(drafts, 1).cpu()
 
 
 def measure_modules(chain: Chain, frozen: Frozen, examples: Sequence[Example]) -> Acceptance:
     """The acceptance of the modules' drafts on the examples' answers."""
-    num_right, num_drafts, lengths = torch.zeros(len(chain)), 0, []
+    right: list[Tensor] = []
+    lengths: list[int] = []
     for example in examples:
-        text = example.text
-        drafts = module_drafts(chain, frozen, example)
-        judged = range(text.num_prompt + len(chain), len(text.tokens))
-        num_right += (drafts == torch.tensor(text.tokens))[:, judged].sum(1)
-        num_drafts += len(judged)
-        lengths += accepted_lengths(text, len(chain), partial(_diagonal, drafts.tolist()))
-    return _acceptance((num_right / max(1, num_drafts)).tolist(), lengths, len(chain))
+        text, begin = example.text, starts(example.text, len(chain)).start
+        drafts_sn = module_drafts(chain, frozen, example)
+        tokens_sn = torch.tensor(text.tokens[begin:]).unfold(0, len(chain), 1) if len(drafts_sn) else drafts_sn
+        right.append(drafts_sn == tokens_sn)
+        proposals = drafts_sn.tolist()
+        lengths += accepted_lengths(text, len(chain), partial(_entry, proposals, begin))
+    return _acceptance(torch.cat(right).float().mean(0).tolist(), lengths, len(chain))
 
 
 def measure_lookup(examples: Sequence[Example], depth: int) -> Acceptance:
@@ -84,8 +84,8 @@ def measure_lookup(examples: Sequence[Example], depth: int) -> Acceptance:
     return _acceptance([], lengths, depth)
 
 
-def _diagonal(drafts: Sequence[Sequence[int]], at: int) -> list[int]:
-    return [row[at + m] for m, row in enumerate(drafts)]
+def _entry(proposals: Sequence[Sequence[int]], begin: int, at: int) -> Sequence[int]:
+    return proposals[at - begin]
 
 
 def _looked_up(tokens: Sequence[int], depth: int, at: int) -> list[int]:
@@ -102,13 +102,11 @@ def lookup(tokens: Sequence[int], depth: int) -> list[int]:
 
 
 def accepted_lengths(text: Text, depth: int, drafter: Drafter) -> list[int]:
-    """Each step's number of accepted drafts, when the answer is decoded from its first token on.
-
-    A step at which ``depth`` more tokens no longer fit into the answer is left out.
-    """
+    """Each step's number of accepted drafts, when the answer is decoded from its first token on."""
     lengths = []
-    at = text.num_prompt + 1
-    while at + depth <= len(text.tokens):
+    begin = starts(text, depth)
+    at = begin.start
+    while at in begin:
         num = _num_equal(drafter(at), text.tokens[at : at + depth])
         lengths.append(num)
         at += num + 1

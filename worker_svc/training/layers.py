@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn import functional
 
 from worker_svc.model.description import Architecture
 from worker_svc.model.llama import rotary_tables
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         )
         q_bhtd, k_bktd = _rotate(q_bhtd, context), _rotate(k_bktd, context)
         k_bhtd, v_bhtd = (part.repeat_interleave(self._num_shared, 1) for part in (k_bktd, v_bktd))
-        y_bhtd = F.scaled_dot_product_attention(q_bhtd, k_bhtd.to(v_bhtd.dtype), v_bhtd, attn_mask=context.visible_tt)
+        y_bhtd = functional.scaled_dot_product_attention(q_bhtd, k_bhtd, v_bhtd, attn_mask=context.visible_tt)
         y_bte: Tensor = self.o_proj(y_bhtd.transpose(1, 2).flatten(2))
         return y_bte
 
@@ -67,7 +67,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(a.intermediate_size, a.hidden_size, bias=False)
 
     def forward(self, x_bte: Tensor) -> Tensor:
-        y_bte: Tensor = self.down_proj(F.silu(self.gate_proj(x_bte)) * self.up_proj(x_bte))
+        y_bte: Tensor = self.down_proj(functional.silu(self.gate_proj(x_bte)) * self.up_proj(x_bte))
         return y_bte
 
 

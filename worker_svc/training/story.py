@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
@@ -104,8 +104,8 @@ def losses(model: Model, tokens_bt: Tensor) -> Tensor:
         for shift, g_bre in enumerate(outputs, 1):
             targets = tokens_bt[:, shift:].masked_fill(ended_bt[:, shift:] > 1, -100)
             num = min(targets.shape[1], g_bre.shape[1])
-            logits = F.linear(g_bre[:, :num], base.embed_tokens.weight).float()
-            result.append(F.cross_entropy(logits.flatten(0, 1), targets[:, :num].flatten()))
+            logits = functional.linear(g_bre[:, :num], base.embed_tokens.weight).float()
+            result.append(functional.cross_entropy(logits.flatten(0, 1), targets[:, :num].flatten()))
     return torch.stack(result)
 
 

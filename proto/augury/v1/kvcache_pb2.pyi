@@ -7,22 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenPoolRequest(_message.Message):
-    __slots__ = ("pool", "incarnation", "fingerprint", "epoch", "num_blocks", "block_size", "hit_margin")
+    __slots__ = ("pool", "incarnation", "fingerprint", "epoch", "num_blocks", "block_size")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    HIT_MARGIN_FIELD_NUMBER: _ClassVar[int]
     pool: str
     incarnation: str
     fingerprint: str
     epoch: int
     num_blocks: int
     block_size: int
-    hit_margin: int
-    def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., hit_margin: _Optional[int] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class OpenPoolReply(_message.Message):
     __slots__ = ("num_available", "num_cached")
