@@ -26,12 +26,15 @@ START_SECONDS = 90.0
 NUM_WORKERS = 2
 
 
-def generation(prompt: Sequence[int], num_tokens: int, temperature: float = 0.0, seed: int = 0) -> Generation:
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def generation(prompt: Sequence[int], num_tokens: int, sampling: SamplingParams = GREEDY) -> Generation:
     """``num_tokens`` tokens after ``prompt``, whatever they are."""
     return Generation(
         request_id="test",
         prompt=tuple(prompt),
-        sampling=SamplingParams(temperature=temperature, seed=seed),
+        sampling=sampling,
         stopping=StopParams(max_tokens=num_tokens),
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 from pathlib import Path
 
-from augury.types import Generation
+from augury.types import Generation, SamplingParams
 from tests.e2e.stacks import generation, in_process
 
 NUM_STREAMS = 64
@@ -19,8 +19,7 @@ def wishes() -> list[Generation]:
         generation(
             (shared if index % 2 else []) + [rng.randrange(4, 400) for _ in range(rng.randrange(1, 40))],
             rng.randrange(20, 60),
-            temperature=0.8 if index % 4 < 2 else 0.0,
-            seed=index,
+            SamplingParams(temperature=0.8 if index % 4 < 2 else 0.0, seed=index),
         )
         for index in range(NUM_STREAMS)
     ]
