@@ -3,80 +3,85 @@
 Decides counts alone, so it can cost time but never change a text. No clock in here: durations come in as arguments.
 """
 
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 
-_DECAY = 0.9
-"""Weight of a draft's fate against the next one's: a request's estimates look back about ten drafts."""
-_PRIOR = 4.0
-"""Drafts that the worker's estimate, which a request starts from, counts for."""
+_DECAY = 0.97
+"""Weight of a draft's fate against the next one's: a request's estimates look back about thirty drafts."""
+_PRIOR = 10.0
+"""Drafts that what is known of all requests counts for in the estimate of one."""
 _HOPE = 0.6
 """Acceptance that a worker expects before its first draft was judged."""
-_WORKER_DECAY = 0.98
-_SMOOTHING = 0.2
-"""Weight of the latest duration of its kind."""
-_OUTLIER = 3.0
-"""A duration counts as at most so many times what was expected: neighbours on the machine make rare long ones."""
+_ALL_DECAY = 0.99
+"""As ``_DECAY``, over the drafts of all requests together."""
+_FALL, _RISE = 0.3, 0.05
+"""Weight of the latest duration where it is shorter, and where it is longer, than expected: neighbours on the machine
+only ever make it longer, so the low side says more about the work itself."""
+_NUM_COLD = 3
 _PROBE_SHARE = 0.01
 """Share of the time that trying unpromising depths may take."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """An exponential average of yes and no, which begins as ``_PRIOR`` opinions."""
+    """An exponentially weighted count of yes among answers."""
 
-    weighted: float
-    weight: float = _PRIOR
+    yes: float = 0.0
+    total: float = 0.0
 
-    @property
-    def value(self) -> float:
-        return self.weighted / self.weight
+    def add(self, answer: bool, decay: float) -> None:
+        self.yes = self.yes * decay + answer
+        self.total = self.total * decay + 1
 
-    def add(self, yes: bool, decay: float) -> None:
-        self.weighted = self.weighted * decay + yes
-        self.weight = self.weight * decay + 1
+    def share(self, prior: float) -> float:
+        """Of yes, where ``_PRIOR`` more answers were as ``prior``."""
+        return (self.yes + _PRIOR * prior) / (self.total + _PRIOR)
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """``rates[i]`` estimates how often draft i is accepted where all before it are."""
+    """``rates[i]`` tells how often draft i was accepted where all before it were."""
 
     rates: list[Rate]
 
     @classmethod
-    def expecting(cls, values: Sequence[float]) -> "Acceptance":
-        return cls([Rate(value * _PRIOR) for value in values])
+    def unknown(cls, num_drafts: int) -> "Acceptance":
+        return cls([Rate() for _ in range(num_drafts)])
 
-    def add(self, fates: Sequence[bool], decay: float = _DECAY) -> None:
+    def add(self, fates: Sequence[bool], decay: float) -> None:
         """Learn from the drafts of one step, up to the first that was rejected."""
         for rate, accepted in zip(self.rates, fates, strict=False):
             rate.add(accepted, decay)
 
-    def reached(self, limit: int) -> list[float]:
-        """The chance of each of the first ``limit`` drafts to be accepted."""
-        return list(accumulate((rate.value for rate in self.rates[:limit]), mul))
+    def shares(self, priors: Iterable[float]) -> list[float]:
+        return [rate.share(prior) for rate, prior in zip(self.rates, priors, strict=True)]
 
 
 @dataclass(slots=True)
 class Curve:
-    """Seconds as a function of a count, averaged in classes a factor of two wide."""
+    """Seconds as a function of a count, tracked in classes a factor of two wide.
+
+    A class counts from its third measurement on, as the shortest of them: the first ones are of cold caches.
+    """
 
     points: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By class: mean count and mean seconds."""
+    """By class: count and seconds."""
+    first: dict[int, list[float]] = field(default_factory=dict)
+    """By class: seconds that do not count yet."""
 
     def add(self, count: int, seconds: float) -> None:
         kind = count.bit_length()
-        if kind in self.points:
-            mean_count, mean_seconds = self.points[kind]
-            seconds = min(seconds, _OUTLIER * mean_seconds)
-            count_, seconds = (
-                mean + _SMOOTHING * (new - mean) for mean, new in ((mean_count, count), (mean_seconds, seconds))
-            )
-            self.points[kind] = (count_, seconds)
-        else:
-            self.points[kind] = (float(count), seconds)
+        if kind not in self.points:
+            first = self.first.setdefault(kind, [])
+            first.append(seconds)
+            if len(first) == _NUM_COLD:
+                self.points[kind] = count, min(first)
+            return
+        old_count, old_seconds = self.points[kind]
+        weight = _FALL if seconds < old_seconds else _RISE
+        self.points[kind] = old_count + weight * (count - old_count), old_seconds + weight * (seconds - old_seconds)
 
     def at(self, count: int) -> float:
         """Interpolated; outside of what was measured, the nearest: that nothing costs more until it was tried."""
@@ -96,19 +101,19 @@ class DepthPolicy:
     def __init__(self, num_drafts: int, *, fixed: bool) -> None:
         self.num_drafts = num_drafts
         self._fixed = fixed
-        self._worker = Acceptance.expecting([_HOPE] * num_drafts)
+        self._all = Acceptance.unknown(num_drafts)
         self._target = Curve()
         self._module = Curve()
         self._probe_s = 0.0
 
     def newcomer(self) -> Acceptance:
-        """What is expected of a request of which nothing is known: the acceptance of all lately."""
-        return Acceptance.expecting([rate.value for rate in self._worker.rates])
+        """The acceptance of a request of which nothing is known."""
+        return Acceptance.unknown(self.num_drafts)
 
     def judge(self, request: Acceptance, fates: Sequence[bool]) -> None:
         """Of a request's verified drafts, up to the first that was rejected, whether each was accepted."""
-        request.add(fates)
-        self._worker.add(fates, _WORKER_DECAY)
+        request.add(fates, _DECAY)
+        self._all.add(fates, _ALL_DECAY)
 
     def time_target(self, num_rows: int, seconds: float) -> None:
         """A forward pass of the target took ``seconds`` for ``num_rows`` tokens."""
@@ -122,7 +127,11 @@ class DepthPolicy:
         """Drafts for each request, at most its limit."""
         if self._fixed or not any(limits):
             return list(limits)
-        chances = [request.reached(limit) for request, limit in zip(requests, limits, strict=True)]
+        usual = self._all.shares(itertools.repeat(_HOPE, self.num_drafts))
+        chances = [
+            list(itertools.accumulate(request.shares(usual)[:limit], operator.mul))
+            for request, limit in zip(requests, limits, strict=True)
+        ]
         depths = self._best(chances)
         if depths == list(limits):
             return depths

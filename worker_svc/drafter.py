@@ -25,9 +25,9 @@ from worker_svc.sampling import race, signed
 class Pass:
     """One request's rows ``start`` to ``end - 1`` through ``num_runs`` modules (or runs of the one that feeds itself).
 
-    ``hidden`` [end - start, E] is what modules read of the target. If ``num_drafts`` are wanted, each run drafts a token
-    from the last row, which is that of the last known token but one; if none, ``num_runs`` tokens after the last row are
-    known, and KV is all there is to write.
+    ``hidden`` [end - start, E] is what modules read of the target. If ``num_drafts`` are wanted, each run drafts a
+    token from the last row, which is that of the last known token but one; if none, ``num_runs`` tokens after the last
+    row are known, and KV is all there is to write.
     """
 
     request: Held
@@ -81,14 +81,26 @@ class Drafter:
         self._kv = kv
         self._attention = attention
 
+    @property
+    def num_modules(self) -> int:
+        return len(self._modules)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether one module chains all drafts."""
+        return self._modules.policy.chain is ChainKind.SELF
+
+    def target_hidden(self, h_te: Tensor, normed_te: Tensor) -> Tensor:
+        """What the modules read of the target, given its hidden states before and after the final norm."""
+        return h_te if self._modules.policy.target_hidden == "pre_norm" else normed_te
+
     def run(self, passes: Sequence[Pass]) -> list[list[int]]:
         """The drafts of each of ``passes``; none where it does not draft."""
         order = sorted(range(len(passes)), key=lambda i: (passes[i].drafting, -passes[i].num_runs))
         ordered = [passes[i] for i in order]
-        reused = self._modules.policy.chain is ChainKind.SELF
         drafting = [i for i in order if passes[i].drafting]
         drafts: list[list[int]] = [[] for _ in passes]
-        for drawn in self._reuse(ordered) if reused else self._descend(ordered):
+        for drawn in self._reuse(ordered) if self.reuses else self._descend(ordered):
             for i, token in zip(drafting, drawn.tolist(), strict=False):
                 drafts[i].append(token)
         return drafts

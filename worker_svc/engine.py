@@ -123,7 +123,7 @@ class Engine:
         if num_modules:
             modules = Modules(architecture, checkpoint, model, num_modules)
             policy = DepthPolicy(max_drafts, fixed=options.depth is not None)
-            speculator = Speculator(modules, Drafter(model, modules, kv, attention), policy, kv, max_len)
+            speculator = Speculator(Drafter(model, modules, kv, attention), policy, kv, max_len)
         drop_modules(architecture, checkpoint, num_modules)
         checkpoint.finish("rotary_emb.inv_freq")
         return cls(model, kv, attention, description, speculator)

@@ -11,9 +11,9 @@ from worker_svc.sampling import Draw, sample
 def verify(request: Held, drafts: Sequence[int], logits: Tensor, finite: Sequence[bool]) -> list[int]:
     """Append to the request's tokens, and return, the accepted drafts and the bonus token.
 
-    ``logits`` [1 + len(drafts), V], changed in place, follow the last known token and each draft. Each position is drawn
-    with all tokens accepted before it as its history. A stop token is the last one, and so is the one before a position
-    whose logits are not ``finite``: empty where that is the first.
+    ``logits`` [1 + len(drafts), V], changed in place, follow the last known token and each draft. Each position is
+    drawn with all tokens accepted before it as its history. A stop token is the last one, and so is the one before a
+    position whose logits are not ``finite``: empty where that is the first.
     """
     known = len(request.tokens)
     for index, row in enumerate(logits):

@@ -1,23 +1,27 @@
 """Which rows the MTP modules run on and how deep they draft, so that draft KV becomes final as early as it can.
 
-Module m's KV of row q is final once the tokens up to q + m + 1 are known, if it was written from them. The frontier of a
-module is its first row that is not; everything else follows from these numbers (mtp_semantics rules C, D and §8.1).
-A frontier may lag where nothing is drafted, yet never so far that a full block could be final and is not.
+Module m's KV of row q is final once the tokens up to q + m + 1 are known, if it was written from them. The frontier of
+a module is its first row that is not; everything else follows from these numbers (mtp_semantics rules C, D and §8.1).
+A frontier may lag by some blocks where a request decodes and its modules are not asked; they catch up in one pass when
+the lag is too long, when drafts are wanted, and when the request ends.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from worker_svc.depth import Acceptance, DepthPolicy
-from worker_svc.drafter import Drafter, Pass
+from worker_svc.drafter import Pass
 from worker_svc.kv import Kv
-from worker_svc.model.mtp import Modules
-from worker_svc.model.policy import ChainKind
 from worker_svc.requests import Held
+
+_LAG_BLOCKS = 4
+"""Full blocks that a decoding request may have behind its frontier. One pass over several costs little more than over
+one, and hits are rare on a text that is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +63,37 @@ class _State:
         return self.hidden[start - first : end - first]
 
 
+class Drafts(Protocol):
+    """What the speculator needs of the modules."""
+
+    @property
+    def num_modules(self) -> int: ...
+
+    @property
+    def reuses(self) -> bool:
+        """Whether one module chains all drafts, at rows behind the known ones (mtp_semantics §1.5)."""
+        ...
+
+    def target_hidden(self, h_te: Tensor, normed_te: Tensor) -> Tensor: ...
+
+    def run(self, passes: Sequence[Pass]) -> list[list[int]]:
+        """Write the KV of the passes' rows; their drafts."""
+        ...
+
+
 class Speculator:
     """Drafts for the requests of one engine. ``policy`` says how many, ``max_len`` bounds a request's tokens."""
 
-    def __init__(self, modules: Modules, drafter: Drafter, policy: DepthPolicy, kv: Kv, max_len: int) -> None:
+    def __init__(self, drafter: Drafts, policy: DepthPolicy, kv: Kv, max_len: int) -> None:
         self.policy = policy
-        self._modules = modules
-        self._num_modules = len(modules)
-        self._reuses = modules.policy.chain is ChainKind.SELF
         self._drafter = drafter
         self._kv = kv
         self._max_len = max_len
         self._states: dict[int, _State] = {}
 
     def target_hidden(self, h_te: Tensor, normed_te: Tensor) -> Tensor:
-        """What ``follow`` wants of the target, given its hidden states before and after the final norm."""
-        return self._modules.target_hidden(h_te, normed_te)
+        """What the modules read of the target, given its hidden states before and after the final norm."""
+        return self._drafter.target_hidden(h_te, normed_te)
 
     def forget(self, handle: int) -> None:
         """The request is not held any more."""
@@ -108,7 +127,7 @@ class Speculator:
     def _newcomer(self, num_computed: int, hidden: Tensor) -> _State:
         """A request whose rows before ``num_computed`` were hit, so that their draft KV is final."""
         return _State(
-            frontiers=[num_computed] * self._num_modules,
+            frontiers=[num_computed] * self._drafter.num_modules,
             hidden=hidden[:0],
             chained=[],
             acceptance=self.policy.newcomer(),
@@ -138,17 +157,19 @@ class Speculator:
         ]
         if request.max_drafts is not None:
             limits.append(request.max_drafts)
-        if self._reuses:
+        if self._drafter.reuses:
             # The run for draft n > 1 writes at position num_known + n - 3.
             limits.append(len(request.blocks) * self._kv.block_size - num_known + 2)
         return max(0, min(limits))
 
     def _pass(self, state: _State, request: Held, depth: int) -> Pass | None:
-        """The rows to run for ``depth`` drafts, or only to complete a block; None for neither."""
+        """The rows to run for ``depth`` drafts, or only to catch up; None for neither."""
         size, start = self._kv.block_size, state.lowest
-        end = max(start, min(request.num_computed, len(request.tokens) - self._num_modules))
-        completes = end // size > start // size
-        num_runs = max(depth, self._num_modules) if completes else depth
+        end = max(start, min(request.num_computed, len(request.tokens) - self._drafter.num_modules))
+        num_full = end // size - start // size
+        decoding = start > request.num_prompt and not request.ended
+        catches_up = num_full >= (_LAG_BLOCKS if decoding else 1)
+        num_runs = max(depth, self._drafter.num_modules) if catches_up else depth
         if depth:
             start, end = min(state.frontiers[:num_runs]), request.num_computed
         if num_runs == 0:

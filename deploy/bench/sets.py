@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.model import ServedModel
+from worker_svc.training.grammar import REQUEST, SLOTS
 from worker_svc.training.prompts import Part, fill, read
 
 Tokens = tuple[int, ...]
@@ -51,11 +52,20 @@ def noise(model: ServedModel, index: int) -> Tokens:
     return tuple(random.Random(index).choices(range(vocab_size), k=_RANDOM_LENGTH))
 
 
+def story(model: ServedModel, index: int) -> Tokens:
+    """A request that the story model knows how to answer."""
+    rng = random.Random(index)
+    question = REQUEST.format(hero=rng.choice(SLOTS["hero"]), kind=rng.choice(SLOTS["kind"]))
+    messages = [{"role": "user", "content": question}]
+    return _encode(model, model.chat_template().render(messages, open_reply=True, continue_last=False, extra={}))
+
+
 SETS: Mapping[str, PromptSet] = {
     "chat": PromptSet(temperature=0.0, make=chat),
     "code": PromptSet(temperature=0.0, make=code),
     "sampled": PromptSet(temperature=1.0, make=chat),
     "random": PromptSet(temperature=2.0, make=noise),
+    "story": PromptSet(temperature=0.0, make=story),
 }
 """At temperature 2 the text stays random; a greedy one would soon repeat itself, and be easy to predict."""
 

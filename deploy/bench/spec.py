@@ -98,6 +98,10 @@ class Figures:
     accepted_at: tuple[float, ...]
 
 
+GENERAL = ["chat", "code", "sampled", "random"]
+"""Sets for models that were made for chat."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Prints the table; 0, or 1 where the model or a setting does not permit it."""
     options = _parser().parse_args(argv)
@@ -122,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="smollm2", help="folder, or a model known by name (default: %(default)s)")
     add("--depths", type=lambda text: text.split(","), metavar="N,N,…", help="beside 0 (default: each, and auto)")
-    add("--sets", type=_sets, default=list(SETS), help=f"kinds of prompts (default: {','.join(SETS)})")
+    add("--sets", type=_sets, default=GENERAL, help=f"of {','.join(SETS)} (default: {','.join(GENERAL)})")
     add("--prompts", type=positive, default=4, help="prompts of a set, at least (default: %(default)s)")
     add("--tokens", type=positive, default=64, help="longest answer, in tokens (default: %(default)s)")
     add("--rounds", type=positive, default=5, help="(default: %(default)s)")

@@ -98,8 +98,10 @@ class Driver:
     def step(self, wanted: Mapping[int, int], max_drafts: Mapping[int, int] | None = None) -> Outcome:
         """One iteration: for each request index, compute up to so many tokens and verify up to so many drafts."""
         fresh = [self._start(index) for index in wanted if index not in self._handles]
-        sizes = {index: self._chunk(self.requests[index], num) for index, num in wanted.items()}
-        rows = [self._row(index, num, (max_drafts or {}).get(index, WHOLE)) for index, num in sizes.items() if num]
+        rows = [
+            self._row(index, self._chunk(self.requests[index], num), (max_drafts or {}).get(index, WHOLE))
+            for index, num in wanted.items()
+        ]
         self._seq += 1
         step = Step(
             epoch=self._epoch,
@@ -113,8 +115,8 @@ class Driver:
         outcome = self.engine.execute(step)
         assert not outcome.refused and not outcome.failed
         columns = zip(rows, outcome.emitted, outcome.num_drafts, outcome.num_final, strict=True)
-        for index, (row, tokens, num_drafts, num_final) in zip((i for i in sizes if sizes[i]), columns, strict=True):
-            self._apply(index, row, tokens, num_drafts, num_final)
+        for index, column in zip(wanted, columns, strict=True):
+            self._apply(index, *column)
         return outcome
 
     def finish(self) -> list[list[int]]:
@@ -125,8 +127,10 @@ class Driver:
 
     def _chunk(self, request: Tracked, num: int) -> int:
         remaining = len(request.tokens) - request.num_computed
-        left = remaining - min(num, remaining)
-        return max(min(num, remaining) - (self._margin - left if 0 < left < self._margin else 0), 0)
+        size = min(num, remaining)
+        if 0 < remaining - size < self._margin:
+            size -= self._margin - (remaining - size)
+        return size if size > 0 else min(self._margin, remaining)
 
     def _row(self, index: int, num_new: int, max_drafts: int) -> Row:
         request = self.requests[index]

@@ -13,6 +13,7 @@ from tests.worker.tiny import save_llama
 from worker_svc.engine import Engine, EngineOptions
 from worker_svc.kv import bytes_per_block
 from worker_svc.model.description import Architecture, Llama3Scaling, Rope, parse_architecture, read_architecture
+from worker_svc.model.policy import ChainKind, Policy
 from worker_svc.model.weights import fingerprint
 
 CONFIG: dict[str, Any] = {
@@ -28,6 +29,15 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 1e5,
 }
 LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 128}
+
+MTP = {
+    "chain": "chained",
+    "concat": "hidden_embed",
+    "target_hidden": "pre_norm",
+    "chain_hidden": "pre_norm",
+    "out_norm": "none",
+    "head": "shared",
+}
 
 
 def parse(**changes: Any) -> Architecture:
@@ -68,11 +78,58 @@ def test_both_spellings_of_rope_are_read(kind: str) -> None:
         ({"vocab_size": "100"}, "vocab_size"),
         ({"vocab_size": ...}, "vocab_size"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"layer_types": ["full_attention"] * 2}, "2 entries for 3 layers"),
+        ({"layer_types": ["full_attention", "full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "no sliding_window"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
+        ({"num_nextn_predict_layers": 1, "mtp": {"chain": "chained"}}, "concat"),
+        ({"num_nextn_predict_layers": 1, "mtp": MTP | {"chain": "tree"}}, "tree"),
+        ({"num_nextn_predict_layers": 1, "mtp": MTP | {"head": "own"}}, "own"),
+        ({"num_nextn_predict_layers": 2, "mtp": MTP | {"chain": "self"}}, "one module, not 2"),
+        ({"num_nextn_predict_layers": 2, "mtp": MTP | {"layer_types": ["full_attention"]}}, "1 entries for 2 layers"),
     ],
 )
 def test_what_does_not_run_here_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         parse(**changes)
+
+
+def test_modules_and_windows_are_read() -> None:
+    sliding, full = "sliding_attention", "full_attention"
+    architecture = parse(
+        sliding_window=7,
+        layer_types=[sliding, full, sliding],
+        num_nextn_predict_layers=2,
+        mtp=MTP | {"layer_types": [full, sliding]},
+    )
+    assert architecture.windows == {0: 7, 2: 7}
+    assert architecture.mtp is not None
+    assert (architecture.mtp.num_modules, architecture.mtp.windows) == (2, {1: 7})
+    assert architecture.mtp.policy.concat == "hidden_embed"
+    assert parse(sliding_window=7).windows == {}
+    assert parse(mtp=MTP).mtp is None
+
+
+@pytest.mark.parametrize(("num_modules", "chain"), [(1, ChainKind.SELF), (3, ChainKind.CHAINED)])
+def test_modules_without_a_record_are_wired_as_in_deepseek_v3(num_modules: int, chain: ChainKind) -> None:
+    mtp = parse(num_nextn_predict_layers=num_modules).mtp
+    assert mtp is not None
+    assert mtp.policy == Policy(
+        chain=chain,
+        concat="embed_hidden",
+        target_hidden="post_norm",
+        chain_hidden="post_norm",
+        out_norm="per_module",
+        head="per_module",
+    )
+
+
+@pytest.mark.parametrize("depth", [4, 1])
+def test_drafts_of_a_model_without_modules_are_refused(depth: int, tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(ValueError, match="no MTP modules"):
+        Engine.load(tmp_path, EngineOptions(depth=depth))
+    assert Engine.load(tmp_path, EngineOptions(depth=0, num_blocks=2)).description.max_drafts == 0
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
@@ -121,7 +178,7 @@ def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
 
 def test_the_fingerprint_tells_models_and_types_apart(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    prints = {fingerprint(tmp_path, "float32"), fingerprint(tmp_path, "bfloat16")}
+    prints = {fingerprint(tmp_path, "float32"), fingerprint(tmp_path, "bfloat16"), fingerprint(tmp_path, "float32", 1)}
     weights = tmp_path / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -130,4 +187,4 @@ def test_the_fingerprint_tells_models_and_types_apart(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     prints.add(fingerprint(tmp_path, "float32"))
-    assert len(prints) == 4
+    assert len(prints) == 5

@@ -15,8 +15,8 @@ class Attend(Protocol):
         """A tensor shaped like ``queries`` [T, heads, head_dim], which belong to the new tokens of the spans.
 
         Keys and values are the layer's whole cache, [num_blocks, kv_heads, block_size, head_dim], and hold the new
-        tokens already. Causal, over the last ``window`` positions, the query's own included; None is all of them. Scores
-        are scaled by head_dim ** -0.5.
+        tokens already. Causal, over the last ``window`` positions, the query's own included; None is all of them.
+        Scores are scaled by head_dim ** -0.5.
         """
         ...
 

@@ -66,10 +66,6 @@ class Modules:
     def __len__(self) -> int:
         return len(self._modules)
 
-    def target_hidden(self, h_te: Tensor, normed_te: Tensor) -> Tensor:
-        """What modules read of the target, given its hidden states before and after the final norm."""
-        return h_te if self.policy.target_hidden == "pre_norm" else normed_te
-
     def run(self, m: int, token_ids: Tensor, g_te: Tensor, rows: Rows, queries: Queries, kv: Kv) -> Tensor:
         """Write module ``m``'s KV of the rows [T]; its output [Q, E] at the ``queries``, before any norm."""
         module = self._modules[m]

@@ -23,8 +23,8 @@ class ChainKind(Enum):
 class Policy:
     """How modules are wired (mtp_models §1.4).
 
-    ``concat`` is the order of the projection's columns. ``target_hidden`` and ``chain_hidden`` are handed over before or
-    after a final norm: the target's own, and the module's ``out_norm``, which also stands before the ``head``.
+    ``concat`` is the order of the projection's columns. ``target_hidden`` and ``chain_hidden`` are handed over before
+    or after a final norm: the target's own, and the module's ``out_norm``, which also stands before the ``head``.
     """
 
     chain: ChainKind

@@ -104,7 +104,8 @@ def generate(folder: Path, part: Part, file: Path, num_prompts: int, num_places:
     """
     texts = corpus.load(file)
     missing = sorted(set(range(num_prompts)) - {text.index for text in texts})
-    options = EngineOptions(block_size=_BLOCK_SIZE, num_blocks=1 + num_places * _BLOCKS_EACH, max_len=_MAX_TOKENS)
+    num_blocks = 1 + num_places * _BLOCKS_EACH
+    options = EngineOptions(block_size=_BLOCK_SIZE, num_blocks=num_blocks, max_len=_MAX_TOKENS, depth=0)
     answers = Answers(Engine.load(folder, options), Tokenizer.from_file(str(folder / "tokenizer.json")), num_places)
     bar = tqdm(answers.of(part, iter(missing)), total=len(missing), unit="answer", desc=f"{part.value} text")
     for number, text in enumerate(bar, 1):

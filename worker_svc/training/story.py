@@ -33,7 +33,7 @@ _LAYERS = ("sliding_attention", "full_attention", "sliding_attention", "full_att
 _MODULES = ("full_attention", "sliding_attention", "full_attention", "sliding_attention")
 _PLAIN_SHARE = 0.2
 """Stories in training that answer no request."""
-_BATCH = 16
+_BATCH = 8
 _LEARNING_RATE = 3e-3
 _MODULE_WEIGHT = 0.5
 _MAX_TOKENS = 256
