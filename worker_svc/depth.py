@@ -16,10 +16,11 @@ _HOPE = 0.6
 """Acceptance that a worker expects before its first draft was judged."""
 _ALL_DECAY = 0.99
 """As ``_DECAY``, over the drafts of all requests together."""
-_FALL, _RISE = 0.3, 0.05
+_FALL, _RISE = 0.5, 0.05
 """Weight of the latest duration where it is shorter, and where it is longer, than expected: neighbours on the machine
 only ever make it longer, so the low side says more about the work itself."""
-_NUM_COLD = 3
+_NUM_COLD = 5
+"""Of so many first durations of a kind the shortest counts: caches were cold."""
 _PROBE_SHARE = 0.01
 """Share of the time that trying unpromising depths may take."""
 
@@ -59,40 +60,49 @@ class Acceptance:
         return [rate.share(prior) for rate, prior in zip(self.rates, priors, strict=True)]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Point:
+    count: float
+    seconds: float
+    num_measured: int = 1
+
+
 @dataclass(slots=True)
 class Curve:
-    """Seconds as a function of a count, tracked in classes a factor of two wide.
+    """Seconds as a function of a count, tracked in classes a factor of two wide."""
 
-    A class counts from its third measurement on, as the shortest of them: the first ones are of cold caches.
-    """
-
-    points: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By class: count and seconds."""
-    first: dict[int, list[float]] = field(default_factory=dict)
-    """By class: seconds that do not count yet."""
+    points: dict[int, _Point] = field(default_factory=dict)
 
     def add(self, count: int, seconds: float) -> None:
-        kind = count.bit_length()
-        if kind not in self.points:
-            first = self.first.setdefault(kind, [])
-            first.append(seconds)
-            if len(first) == _NUM_COLD:
-                self.points[kind] = count, min(first)
+        point = self.points.get(count.bit_length())
+        if point is None:
+            self.points[count.bit_length()] = _Point(count=count, seconds=seconds)
             return
-        old_count, old_seconds = self.points[kind]
-        weight = _FALL if seconds < old_seconds else _RISE
-        self.points[kind] = old_count + weight * (count - old_count), old_seconds + weight * (seconds - old_seconds)
+        point.num_measured += 1
+        cold = point.num_measured <= _NUM_COLD
+        weight = (1.0 if cold else _FALL) if seconds < point.seconds else (0.0 if cold else _RISE)
+        point.count += weight * (count - point.count)
+        point.seconds += weight * (seconds - point.seconds)
+
+    def knows(self, count: int) -> bool:
+        """Whether the count's class was measured with warm caches."""
+        point = self.points.get(count.bit_length())
+        return point is not None and point.num_measured >= _NUM_COLD
 
     def at(self, count: int) -> float:
-        """Interpolated; outside of what was measured, the nearest: that nothing costs more until it was tried."""
-        below = max((point for point in self.points.values() if point[0] <= count), default=None)
-        above = min((point for point in self.points.values() if point[0] >= count), default=None)
+        """Interpolated between classes; outside of them as the nearest; 0 where nothing was measured."""
+        below = above = None
+        for point in self.points.values():
+            if point.count <= count and (below is None or point.count > below.count):
+                below = point
+            if point.count >= count and (above is None or point.count < above.count):
+                above = point
         if below is None or above is None:
-            return (below or above or (0.0, 0.0))[1]
-        if above[0] == below[0]:
-            return below[1]
-        share = (count - below[0]) / (above[0] - below[0])
-        return below[1] + share * (above[1] - below[1])
+            nearest = below or above
+            return nearest.seconds if nearest else 0.0
+        gap = above.count - below.count
+        share = (count - below.count) / gap if gap else 0.0
+        return below.seconds + share * (above.seconds - below.seconds)
 
 
 class DepthPolicy:
@@ -124,8 +134,12 @@ class DepthPolicy:
         self._module.add(num_requests, seconds)
 
     def choose(self, requests: Sequence[Acceptance], limits: Sequence[int]) -> list[int]:
-        """Drafts for each request, at most its limit."""
+        """Drafts for each request, at most its limit. What was never measured is tried first."""
         if self._fixed or not any(limits):
+            return list(limits)
+        if not self._target.knows(len(requests)):
+            return [0] * len(requests)
+        if not (self._target.knows(len(requests) + sum(limits)) and self._module.knows(sum(map(bool, limits)))):
             return list(limits)
         usual = self._all.shares(itertools.repeat(_HOPE, self.num_drafts))
         chances = [
@@ -152,8 +166,6 @@ class DepthPolicy:
         for _ in range(3):
             tokens = num_requests + sum(sum(chance[:depth]) for chance, depth in zip(chances, depths, strict=True))
             seconds = self._seconds(depths)
-            if seconds <= 0:
-                return [len(chance) for chance in chances]
             depths = self._paying(chances, tokens / seconds, row_s)
         return depths
 

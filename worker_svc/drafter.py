@@ -120,11 +120,12 @@ class Drafter:
             y = self._modules.run(
                 m, ids[:num_rows], hidden[:num_rows], rows.front(num_rows), asked[shape].queries, self._kv
             )
-            drawn.append(self._draw(m, y, asked[shape].heads, draws, m))
+            normed = self._modules.normed(m, y)
+            drawn.append(self._draw(m, normed, asked[shape].heads, draws, m))
             if later:
                 ids = ids[: ends[len(later) - 1]].roll(-1)
                 ids[torch.tensor(ends[: len(later)]) - 1] = _next_tokens(later, m, drawn[-1])
-                hidden = self._modules.chained(m, y) if chained else hidden
+                hidden = self._passed_on(y, normed) if chained else hidden
             on = later
         return drawn
 
@@ -137,13 +138,18 @@ class Drafter:
         while passes:
             asked = self._ask(passes, 0)
             y = self._modules.run(0, ids, hidden, self._rows(passes), asked.queries, self._kv)
-            drawn.append(self._draw(0, y, asked.heads, draws, len(drawn)))
+            normed = self._modules.normed(0, y)
+            drawn.append(self._draw(0, normed, asked.heads, draws, len(drawn)))
             later = [p for p in passes if p.drafting and p.num_runs > len(drawn)]
             if later:
                 ids = drawn[-1][: len(later)]
-                hidden = self._modules.chained(0, y.index_select(0, asked.heads[: len(later)]))
+                hidden = self._passed_on(y, normed).index_select(0, asked.heads[: len(later)])
             passes = [replace(p, start=p.end, end=p.end + 1) for p in later]
         return drawn
+
+    def _passed_on(self, y: Tensor, normed: Tensor) -> Tensor:
+        """What the next run reads of this one's output."""
+        return y if self._modules.policy.chain_hidden == "pre_norm" else normed
 
     def _ask(self, passes: Sequence[Pass], num_whole: int) -> _Asked:
         """Every row of the first ``num_whole`` passes is queried, of the others the last if it drafts."""
@@ -168,12 +174,12 @@ class Drafter:
         positions = [position for p in passes for position in range(p.start, p.end)]
         return Rows(slots=self._kv.rows(torch.tensor(places)), rotation=self._target.rotation(torch.tensor(positions)))
 
-    def _draw(self, m: int, y: Tensor, heads: Tensor, draws: _Draws, num_before: int) -> Tensor:
+    def _draw(self, m: int, normed: Tensor, heads: Tensor, draws: _Draws, num_before: int) -> Tensor:
         """[D] a token from each of ``heads``, which stand in the order of ``draws``, after so many drafts."""
         num = len(heads)
         if num == 0:
             return heads
-        logits = self._modules.logits(m, y.index_select(0, heads))
+        logits = self._modules.logits(m, normed.index_select(0, heads))
         ids = self._modules.draft_ids
         return ids[race(logits, draws.temperatures[:num], draws.seeds[:num], draws.positions[:num] + num_before, ids)]
 

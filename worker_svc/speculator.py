@@ -167,7 +167,7 @@ class Speculator:
         size, start = self._kv.block_size, state.lowest
         end = max(start, min(request.num_computed, len(request.tokens) - self._drafter.num_modules))
         num_full = end // size - start // size
-        decoding = start > request.num_prompt and not request.ended
+        decoding = start >= request.num_prompt and not request.ended
         catches_up = num_full >= (_LAG_BLOCKS if decoding else 1)
         num_runs = max(depth, self._drafter.num_modules) if catches_up else depth
         if depth:

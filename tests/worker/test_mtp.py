@@ -21,6 +21,7 @@ from worker_svc.kv import Kv
 from worker_svc.model.description import read_architecture
 from worker_svc.model.llama import Llama
 from worker_svc.model.mtp import Modules, Queries, Rows
+from worker_svc.model.policy import ChainKind
 from worker_svc.model.weights import Checkpoint
 
 torch.set_num_threads(1)
@@ -132,9 +133,10 @@ def our_logits(path: Path, num_modules: int) -> list[Tensor]:
     logits = []
     for m in range(num_modules):
         y = modules.run(m, TOKENS[m + 1 : m + 1 + num_rows], g, rows, Queries(index=None, attend=attend), kv)
-        logits.append(modules.logits(m, y))
-        if modules.policy.chain.value == "chained":
-            g = modules.chained(m, y)
+        normed = modules.normed(m, y)
+        logits.append(modules.logits(m, normed))
+        if modules.policy.chain is ChainKind.CHAINED:
+            g = y if modules.policy.chain_hidden == "pre_norm" else normed
     return logits
 
 

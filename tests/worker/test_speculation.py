@@ -83,7 +83,7 @@ wishes = st.lists(
     st.builds(
         Wish,
         prompt=prompts,
-        num_wanted=st.integers(1, 14),
+        num_wanted=st.integers(1, 24),
         sampling=samplings,
         stops=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=8),
         min_tokens=st.integers(0, 3),
@@ -200,7 +200,7 @@ def from_scratch(engine: Engine, epoch: int, tokens: tuple[int, ...]) -> torch.T
 def test_the_frontier_keeps_up(
     engine_of: Callable[..., Engine], epochs: Iterator[int], family: str, case: Case
 ) -> None:
-    """At most N - 1 rows behind while drafting to the full depth, and never behind by a block that could be sealed."""
+    """At most N - 1 rows behind while drafting to the full depth; else by no block of the prompt, and few others."""
     driver = Driver(engine_of(family, case.depth), next(epochs), case.margin)
     lookahead = driver.engine.description.num_prefill_lookahead
     deepest = driver.engine.description.max_drafts
@@ -210,7 +210,8 @@ def test_the_frontier_keeps_up(
             if not request.blocks:
                 continue
             could_be = max(0, min(request.num_computed, len(request.tokens) - lookahead))
-            assert request.num_final // BLOCK_SIZE == could_be // BLOCK_SIZE
+            lag = could_be // BLOCK_SIZE - request.num_final // BLOCK_SIZE
+            assert lag < (4 if request.num_final >= len(request.prompt) else 1)
             if request.num_drafts == deepest:
                 assert request.num_final == could_be >= request.num_computed - (lookahead - 1)
 

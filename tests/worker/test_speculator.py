@@ -118,14 +118,15 @@ class Bench:
         return self.drafter.passes
 
     def check(self, num_hit: int) -> None:
-        """Every final slot was written from the text, and by the time a block can be final it is."""
+        """Every final slot was written from the text, and a block that can be final is, but for some while decoding."""
         request = self.request
         for m in range(self.drafter.num_modules):
             for row in range(num_hit, request.num_final):
                 assert self.drafter.written[m, row] == tuple(request.tokens[row + 1 : row + m + 2])
         could_be = max(num_hit, min(request.num_computed, len(request.tokens) - self.drafter.num_modules))
         assert request.num_final <= could_be
-        assert request.num_final // BLOCK_SIZE == could_be // BLOCK_SIZE
+        lag = could_be // BLOCK_SIZE - request.num_final // BLOCK_SIZE
+        assert lag < (4 if request.num_final >= request.num_prompt and not request.ended else 1)
 
 
 # mtp_semantics §4.5, the worked example and the table: N = 4, a prompt of 20 tokens.
@@ -179,18 +180,20 @@ def test_a_chunk_writes_kv_alone_up_to_where_tokens_are_known() -> None:
     assert [(done.start, done.end, done.num_drafts) for done in bench.passes] == [(0, 16, 0), (16, 37, 0)]
 
 
-def test_what_is_not_drafted_waits_until_a_block_is_full() -> None:
+def test_what_is_not_drafted_waits_until_blocks_are_full() -> None:
+    """One, as long as tokens of the prompt wait; then four; what is left when the request ends."""
     bench = Bench(Scripted(3, False, [1]), AsTold(3, [0] * 100), range(9))
     bench.step(9, [5])
-    ends = [(done.end, bench.request.num_computed) for _ in range(16) if (done := bench.step(1, [5])) is not None]
-    assert ends == [(8, 10), (12, 14), (16, 18), (20, 22)]
+    bench.request.stopping = StopParams(max_tokens=43)
+    ends = [(done.end, bench.request.num_computed) for _ in range(42) if (done := bench.step(1, [5])) is not None]
+    assert ends == [(8, 10), (12, 14), (28, 30), (44, 46), (49, 51)]
 
 
-def test_a_shallow_chain_runs_the_deeper_modules_only_when_a_block_is_full() -> None:
+def test_a_shallow_chain_runs_the_deeper_modules_only_when_blocks_are_full() -> None:
     bench = Bench(Scripted(3, False, [1]), AsTold(3, [1] * 100), range(9))
     bench.step(9, [5])
-    runs = [done.num_runs for _ in range(12) if (done := bench.step(1, [5])) is not None]
-    assert runs == [3, 1, 1, 1] * 3
+    runs = [done.num_runs for _ in range(22) if (done := bench.step(1, [5])) is not None]
+    assert runs == [3, 1, 1, 1, 3, *[1] * 15, 3, 1]
     assert all(len(done.request.drafts) == 1 for done in bench.passes)
 
 

@@ -71,18 +71,15 @@ class Modules:
         module = self._modules[m]
         return module.run(F.embedding(token_ids, self._target.embedding_ve), g_te, rows, queries, kv)
 
-    def chained(self, m: int, y_te: Tensor) -> Tensor:
-        """What the next module reads of module ``m``'s output."""
-        return y_te if self.policy.chain_hidden == "pre_norm" else self._normed(m, y_te)
-
-    def logits(self, m: int, y_te: Tensor) -> Tensor:
-        """The float32 logits [T, D] over the draft vocabulary."""
-        return self._heads[m](self._normed(m, y_te)).float()
-
-    def _normed(self, m: int, y_te: Tensor) -> Tensor:
+    def normed(self, m: int, y_te: Tensor) -> Tensor:
+        """Module ``m``'s output behind the norm that stands before its head."""
         if self.policy.out_norm == "none":
             return y_te
         return self._target.norm(y_te) if self.policy.out_norm == "shared" else self._modules[m].norm(y_te)
+
+    def logits(self, m: int, normed_te: Tensor) -> Tensor:
+        """The float32 logits [T, D] over the draft vocabulary."""
+        return self._heads[m](normed_te).float()
 
 
 class _Module:

@@ -30,9 +30,13 @@ def main() -> None:
         case "generate":
             smollm2.write_texts(places, Part(args.part), args.prompts, args.at_once)
         case "train":
-            smollm2.train(places, Recipe(solo_epochs=args.solo_epochs, epochs=args.epochs), device)
+            smollm2.train(places, _recipe(args), device, args.start_from)
         case "evaluate":
             smollm2.evaluate(places, device)
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    return Recipe(solo_epochs=args.solo_epochs, epochs=args.epochs, learning_rate=args.learning_rate)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", parents=[common], help="train modules on the answers")
     train.add_argument("--epochs", type=int, default=Recipe().epochs, help="passes over the texts in all")
     train.add_argument("--solo-epochs", type=int, default=Recipe().solo_epochs, help="the first module's own, of these")
+    train.add_argument("--learning-rate", type=float, default=Recipe().learning_rate, help="its highest value")
+    train.add_argument("--start-from", type=Path, help="folder of exported modules to go on with (--solo-epochs 0)")
     commands.add_parser("evaluate", parents=[common], help="measure the modules on new prompts")
     story_parser = commands.add_parser("story", parents=[common], help="make the story model from scratch")
     story_parser.add_argument("--steps", type=int, default=2000)

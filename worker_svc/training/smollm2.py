@@ -46,8 +46,11 @@ def write_texts(places: Places, part: Part, num_prompts: int, num_places: int) -
     generate(places.model, part, places.texts(part), num_prompts, num_places)
 
 
-def train(places: Places, recipe: Recipe, device: torch.device) -> None:
-    """Train on the texts written so far and export after each epoch. Goes on from the checkpoint of the same recipe."""
+def train(places: Places, recipe: Recipe, device: torch.device, trained: Path | None = None) -> None:
+    """Train on the texts written so far and export after each epoch. Goes on from the checkpoint of the same recipe.
+
+    A new run starts from the modules exported to ``trained``, if given.
+    """
     base = Base.load(places.model, torch.bfloat16, device)
     examples, held_out = (_examples(places, part, base) for part in (Part.TRAIN, Part.EVALUATION))
     tokenizer = Tokenizer.from_file(str(places.model / "tokenizer.json"))
@@ -55,6 +58,8 @@ def train(places: Places, recipe: Recipe, device: torch.device) -> None:
     frozen = Frozen.of(base.embed_tokens.weight.detach(), ids)
     chain = Chain(base.architecture, (None,) * NUM_MODULES)
     start(chain, base.last_layer, frozen, examples)
+    if trained is not None:
+        load_exported(trained, chain, frozen.embedding_ve)
     chain.to(device)
     run = Run(chain, frozen, examples, recipe)
     if places.checkpoint.is_file():
