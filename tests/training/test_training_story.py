@@ -109,8 +109,7 @@ def test_the_chat_template_asks_as_in_training(served: ServedModel) -> None:
 def test_the_committed_model_writes_sound_stories_and_its_modules_accept_deep() -> None:
     model = story.load(FOLDER)
     measured, verdicts = story.judge(model, 16)
-    sound = sum(count for name, count in verdicts.items() if name.startswith(Verdict.SOUND.value))
-    assert sound >= 24
+    assert verdicts[f"{Verdict.SOUND.value} (greedy)"] >= 12
     assert measured["modules, greedy"].mean_accepted > 3.0
     assert measured["modules, temperature 0.8"].mean_accepted > 2.0
 
