@@ -58,6 +58,30 @@ def split(values: Sequence[T], counts: Sequence[int]) -> list[tuple[T, ...]]:
     return [tuple(values[a:b]) for a, b in pairwise(accumulate(counts, initial=0))]
 
 
+def grouped(values: Sequence[T], num_rows: int) -> list[tuple[T, ...]]:
+    """A column of ``num_rows * groups`` values by row; an empty one gives empty rows.
+
+    Raises InvalidRequestError where the length is no multiple.
+    """
+    width, rest = divmod(len(values), num_rows) if num_rows else (0, len(values))
+    if rest:
+        raise InvalidRequestError(f"a column of {len(values)} values for {num_rows} rows")
+    return [tuple(values[row * width : (row + 1) * width]) for row in range(num_rows)]
+
+
+def ragged(rows: Sequence[Sequence[int]]) -> list[int]:
+    """``rows``, of one length or empty, as a column of so many values each: an empty row is zeros."""
+    width = max(map(len, rows), default=0)
+    return flat(row or (0,) * width for row in rows)
+
+
+def ragged_counts(rows: Sequence[Sequence[Sequence[object]]]) -> list[int]:
+    """The lengths of each row's parts, one for each group, as ``ragged`` gives them."""
+    width = max(map(len, rows), default=0)
+    nothing = (0,) * width
+    return flat(list(map(len, row)) if row else nothing for row in rows)
+
+
 def same_length(*columns: Sequence[Any]) -> None:
     """Raise InvalidRequestError unless the columns of one group have one length."""
     if len({len(column) for column in columns}) > 1:

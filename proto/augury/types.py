@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from augury.geometry import KvGroup
+
 
 class EndReason(Enum):
     """Why a request ended. Every accepted request ends in exactly one of these."""
@@ -12,6 +14,30 @@ class EndReason(Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+class Miss(Enum):
+    """Why a lookup in the prefix cache ended where it did, short of the whole blocks of the prompt."""
+
+    COLD = "cold"
+    EVICTED = "evicted"
+    SALT = "salt"
+    LOOKAHEAD = "lookahead"
+    WINDOW = "window"
+    ALIGNMENT = "alignment"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInput:
+    """A stretch of the prompt whose embeddings an encoder makes: ``length`` tokens from position ``start`` on.
+
+    ``digest`` names its content in block keys.
+    """
+
+    start: int
+    length: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +71,8 @@ class StopParams:
 class Generation:
     """What a client wants generated. ``emitted`` holds tokens it already has: a continuation starts after them.
 
-    ``max_drafts`` bounds the drafts verified in one step; None leaves it to the worker.
+    ``max_drafts`` bounds the drafts verified in one step; None leaves it to the worker. ``inputs`` stand in order and
+    do not overlap.
     """
 
     request_id: str
@@ -56,6 +83,7 @@ class Generation:
     priority: int = 0
     cache_salt: bytes = b""
     max_drafts: int | None = None
+    inputs: tuple[EncoderInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +116,9 @@ class WorkerStatus:
     """One worker's state, and what it has done since it registered.
 
     ``num_available`` blocks are free or cached. ``query_tokens`` were looked up in the prefix cache, ``hit_tokens``
-    found. ``num_drafts`` counts steps of a request that verified drafts, ``accepted_at[i]`` how often draft i of a step
-    became text, ``accepted_lengths[k]`` how often k of a step's drafts did.
+    found; ``misses[reason]`` lookups ended short for that reason. ``num_drafts`` counts steps of a request that
+    verified drafts, ``accepted_at[i]`` how often draft i of a step became text, ``accepted_lengths[k]`` how often k of
+    a step's drafts did.
     """
 
     worker_id: str
@@ -110,6 +139,7 @@ class WorkerStatus:
     draft_tokens: int
     accepted_at: tuple[int, ...]
     accepted_lengths: tuple[int, ...]
+    misses: Mapping[Miss, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +158,8 @@ class WorkerInfo:
     """What a worker says of itself when it registers. ``num_blocks`` includes the null block 0.
 
     ``num_prefill_lookahead`` is mtp_semantics rule A; ``max_drafts`` the drafts it proposes at most, and so the slots
-    it may write past the known tokens.
+    it may write past the known tokens. An encoder makes ``encoder_budget`` embeddings in a step at most, and
+    ``encoder_cache`` are kept; 0 without one.
     """
 
     worker_id: str
@@ -137,11 +168,13 @@ class WorkerInfo:
     model: str
     fingerprint: str
     num_blocks: int
-    block_size: int
+    groups: tuple[KvGroup, ...]
     max_model_len: int
     vocab_size: int
     num_prefill_lookahead: int = 0
     max_drafts: int = 0
+    encoder_budget: int = 0
+    encoder_cache: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,25 +186,41 @@ class PoolSpec:
     fingerprint: str
     epoch: int
     num_blocks: int
-    block_size: int
+    groups: tuple[KvGroup, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """The block at ``index`` of a lease's block table is final and findable under ``key`` from now on."""
+    """The block at ``index`` of a lease's table of ``group`` is final and findable under ``key`` from now on."""
 
     lease: int
     index: int
     key: bytes
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A lease as its scheduler knows it: the block table of each group, and which blocks of it are sealed."""
+
+    lease: int
+    blocks: tuple[tuple[int, ...], ...]
+    seals: tuple[Seal, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """A lease shall hold ``num_slots`` slots in all. ``keys`` are looked up in order, where the lease is new."""
+    """A lease shall hold ``num_slots`` slots in all; in window groups only those up to ``num_ahead`` past the computed
+    tokens, and none that no window reaches again.
+
+    ``num_computed`` tokens are computed. Where the lease is new, ``keys[group]`` are looked up instead, in order.
+    """
 
     lease: int
     num_slots: int
-    keys: tuple[bytes, ...] = ()
+    num_ahead: int
+    num_computed: int = 0
+    keys: tuple[tuple[bytes, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +238,17 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """Blocks appended to a lease's table; the first ``num_hit_blocks`` of them hold the prefix already."""
+    """Blocks appended to each group's table of a lease; the null block stands where a window has passed.
 
-    num_hit_blocks: int
-    blocks: tuple[int, ...]
+    For a new lease, the KV of ``num_computed`` tokens is there already, in whole blocks of every group; the first
+    ``num_sealed[group]`` entries of a table are never to be sealed by the lease: hit, or not exact. ``miss`` tells why
+    the hit ended, None where all keys were found.
+    """
+
+    blocks: tuple[tuple[int, ...], ...]
+    num_computed: int = 0
+    num_sealed: tuple[int, ...] = ()
+    miss: Miss | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,14 +263,17 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A request the worker does not hold. ``tokens`` are prompt and emitted; ``num_computed`` of them were hit."""
+    """A request the worker does not hold. ``tokens`` are prompt and emitted; ``num_computed`` of them were hit.
+
+    ``blocks[group]`` is a block table; ``hits`` are the hit blocks in them and the keys they must carry.
+    """
 
     handle: int
     tokens: tuple[int, ...]
     num_prompt: int
     num_computed: int
-    blocks: tuple[int, ...]
-    hit_keys: tuple[bytes, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    hits: tuple[tuple[int, bytes], ...]
     sampling: SamplingParams
     stopping: StopParams
     max_drafts: int | None = None
@@ -222,7 +281,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One request's share of a step, after ``new_blocks`` joined its block table.
+    """One request's share of a step, after ``new_blocks[group]`` joined its block tables; empty where none did.
 
     ``num_new`` known tokens are computed; where they reach the last known one, the first ``num_drafts`` drafts that the
     worker holds are verified behind them.
@@ -231,7 +290,7 @@ class Row:
     handle: int
     num_new: int
     num_drafts: int = 0
-    new_blocks: tuple[int, ...] = ()
+    new_blocks: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

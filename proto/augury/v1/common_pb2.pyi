@@ -14,11 +14,30 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_REASON_LENGTH: _ClassVar[EndReason]
     END_REASON_CANCELLED: _ClassVar[EndReason]
     END_REASON_FAILED: _ClassVar[EndReason]
+
+class Miss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MISS_UNSPECIFIED: _ClassVar[Miss]
+    MISS_COLD: _ClassVar[Miss]
+    MISS_EVICTED: _ClassVar[Miss]
+    MISS_SALT: _ClassVar[Miss]
+    MISS_LOOKAHEAD: _ClassVar[Miss]
+    MISS_WINDOW: _ClassVar[Miss]
+    MISS_ALIGNMENT: _ClassVar[Miss]
+    MISS_DISABLED: _ClassVar[Miss]
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
 END_REASON_CANCELLED: EndReason
 END_REASON_FAILED: EndReason
+MISS_UNSPECIFIED: Miss
+MISS_COLD: Miss
+MISS_EVICTED: Miss
+MISS_SALT: Miss
+MISS_LOOKAHEAD: Miss
+MISS_WINDOW: Miss
+MISS_ALIGNMENT: Miss
+MISS_DISABLED: Miss
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed")
@@ -58,3 +77,17 @@ class StopParams(_message.Message):
     min_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KvGroup(_message.Message):
+    __slots__ = ("block_size", "window", "has_drafts", "num_retained", "num_rebuilt")
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    HAS_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETAINED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REBUILT_FIELD_NUMBER: _ClassVar[int]
+    block_size: int
+    window: int
+    has_drafts: bool
+    num_retained: int
+    num_rebuilt: int
+    def __init__(self, block_size: _Optional[int] = ..., window: _Optional[int] = ..., has_drafts: _Optional[bool] = ..., num_retained: _Optional[int] = ..., num_rebuilt: _Optional[int] = ...) -> None: ...

@@ -22,33 +22,34 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from augury.v1 import common_pb2 as augury_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ugury/v1/kvcache.proto\x12\taugury.v1\"\x80\x01\n\x0fOpenPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\":\n\rOpenPoolReply\x12\x15\n\rnum_available\x18\x01 \x01(\r\x12\x12\n\nnum_cached\x18\x02 \x01(\r\"/\n\x10\x43losePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x10\n\x0e\x43losePoolReply\"\xfd\x01\n\x08Proposal\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0b\n\x03seq\x18\x03 \x01(\x03\x12\x16\n\x0e\x66orgotten_keys\x18\x04 \x01(\x0c\x12\x13\n\x0bseal_leases\x18\x05 \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x06 \x01(\x0c\x12\x11\n\tseal_keys\x18\x07 \x01(\x0c\x12\x10\n\x08releases\x18\x08 \x01(\x0c\x12\x16\n\x0ereserve_leases\x18\t \x01(\x0c\x12\x15\n\rreserve_slots\x18\n \x01(\x0c\x12\x1a\n\x12reserve_key_counts\x18\x0b \x01(\x0c\x12\x14\n\x0creserve_keys\x18\x0c \x01(\x0c\"\xb0\x01\n\x05Grant\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0b\n\x03seq\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x0c\x12\x12\n\nhit_blocks\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x0c\x12\x15\n\rnum_available\x18\x07 \x01(\r\x12\x12\n\nerror_code\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\"\x10\n\x0eInspectRequest\"C\n\nInspection\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.augury.v1.PoolState\x12\x10\n\x08registry\x18\x02 \x01(\t\"\xc6\x01\n\tPoolState\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x10\n\x08num_free\x18\x04 \x01(\r\x12\x10\n\x08num_open\x18\x05 \x01(\r\x12\x12\n\nnum_sealed\x18\x06 \x01(\r\x12\x12\n\nnum_cached\x18\x07 \x01(\r\x12\x12\n\nnum_leases\x18\x08 \x01(\r\x12\x14\n\x0cquery_blocks\x18\t \x01(\x04\x12\x12\n\nhit_blocks\x18\n \x01(\x04\x32\x80\x02\n\x07KVCache\x12@\n\x08OpenPool\x12\x1a.augury.v1.OpenPoolRequest\x1a\x18.augury.v1.OpenPoolReply\x12\x31\n\x04Step\x12\x13.augury.v1.Proposal\x1a\x10.augury.v1.Grant(\x01\x30\x01\x12\x43\n\tClosePool\x12\x1b.augury.v1.ClosePoolRequest\x1a\x19.augury.v1.ClosePoolReply\x12;\n\x07Inspect\x12\x19.augury.v1.InspectRequest\x1a\x15.augury.v1.Inspectionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ugury/v1/kvcache.proto\x12\taugury.v1\x1a\x16\x61ugury/v1/common.proto\"\xc7\x02\n\x0fOpenPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\"\n\x06groups\x18\x06 \x03(\x0b\x32\x12.augury.v1.KvGroup\x12\x0e\n\x06leases\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x08 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\t \x01(\x0c\x12\x13\n\x0bseal_counts\x18\n \x01(\x0c\x12\x13\n\x0bseal_groups\x18\x0b \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x0c \x01(\x0c\x12\x11\n\tseal_keys\x18\r \x01(\x0c\x12\x16\n\x0e\x63ontent_blocks\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63ontent_keys\x18\x0f \x01(\x0c\":\n\rOpenPoolReply\x12\x15\n\rnum_available\x18\x01 \x01(\r\x12\x12\n\nnum_cached\x18\x02 \x01(\r\"/\n\x10\x43losePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x10\n\x0e\x43losePoolReply\"\xc3\x02\n\x08Proposal\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0b\n\x03seq\x18\x03 \x01(\x03\x12\x16\n\x0e\x66orgotten_keys\x18\x04 \x01(\x0c\x12\x13\n\x0bseal_leases\x18\x05 \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x06 \x01(\x0c\x12\x11\n\tseal_keys\x18\x07 \x01(\x0c\x12\x10\n\x08releases\x18\x08 \x01(\x0c\x12\x16\n\x0ereserve_leases\x18\t \x01(\x0c\x12\x15\n\rreserve_slots\x18\n \x01(\x0c\x12\x1a\n\x12reserve_key_counts\x18\x0b \x01(\x0c\x12\x14\n\x0creserve_keys\x18\x0c \x01(\x0c\x12\x13\n\x0bseal_groups\x18\r \x01(\x0c\x12\x15\n\rreserve_ahead\x18\x0e \x01(\x0c\x12\x18\n\x10reserve_computed\x18\x0f \x01(\x0c\"\xd5\x01\n\x05Grant\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0b\n\x03seq\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x0c\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x0c\x12\x15\n\rnum_available\x18\x07 \x01(\r\x12\x12\n\nerror_code\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\x12\x15\n\rsealed_counts\x18\n \x01(\x0c\x12\x0e\n\x06misses\x18\x0b \x01(\x0c\"\x10\n\x0eInspectRequest\"C\n\nInspection\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.augury.v1.PoolState\x12\x10\n\x08registry\x18\x02 \x01(\t\"\xc6\x01\n\tPoolState\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x10\n\x08num_free\x18\x04 \x01(\r\x12\x10\n\x08num_open\x18\x05 \x01(\r\x12\x12\n\nnum_sealed\x18\x06 \x01(\r\x12\x12\n\nnum_cached\x18\x07 \x01(\r\x12\x12\n\nnum_leases\x18\x08 \x01(\r\x12\x14\n\x0cquery_blocks\x18\t \x01(\x04\x12\x12\n\nhit_blocks\x18\n \x01(\x04\x32\x80\x02\n\x07KVCache\x12@\n\x08OpenPool\x12\x1a.augury.v1.OpenPoolRequest\x1a\x18.augury.v1.OpenPoolReply\x12\x31\n\x04Step\x12\x13.augury.v1.Proposal\x1a\x10.augury.v1.Grant(\x01\x30\x01\x12\x43\n\tClosePool\x12\x1b.augury.v1.ClosePoolRequest\x1a\x19.augury.v1.ClosePoolReply\x12;\n\x07Inspect\x12\x19.augury.v1.InspectRequest\x1a\x15.augury.v1.Inspectionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'augury.v1.kvcache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPENPOOLREQUEST']._serialized_start=39
-  _globals['_OPENPOOLREQUEST']._serialized_end=167
-  _globals['_OPENPOOLREPLY']._serialized_start=169
-  _globals['_OPENPOOLREPLY']._serialized_end=227
-  _globals['_CLOSEPOOLREQUEST']._serialized_start=229
-  _globals['_CLOSEPOOLREQUEST']._serialized_end=276
-  _globals['_CLOSEPOOLREPLY']._serialized_start=278
-  _globals['_CLOSEPOOLREPLY']._serialized_end=294
-  _globals['_PROPOSAL']._serialized_start=297
-  _globals['_PROPOSAL']._serialized_end=550
-  _globals['_GRANT']._serialized_start=553
-  _globals['_GRANT']._serialized_end=729
-  _globals['_INSPECTREQUEST']._serialized_start=731
-  _globals['_INSPECTREQUEST']._serialized_end=747
-  _globals['_INSPECTION']._serialized_start=749
-  _globals['_INSPECTION']._serialized_end=816
-  _globals['_POOLSTATE']._serialized_start=819
-  _globals['_POOLSTATE']._serialized_end=1017
-  _globals['_KVCACHE']._serialized_start=1020
-  _globals['_KVCACHE']._serialized_end=1276
+  _globals['_OPENPOOLREQUEST']._serialized_start=63
+  _globals['_OPENPOOLREQUEST']._serialized_end=390
+  _globals['_OPENPOOLREPLY']._serialized_start=392
+  _globals['_OPENPOOLREPLY']._serialized_end=450
+  _globals['_CLOSEPOOLREQUEST']._serialized_start=452
+  _globals['_CLOSEPOOLREQUEST']._serialized_end=499
+  _globals['_CLOSEPOOLREPLY']._serialized_start=501
+  _globals['_CLOSEPOOLREPLY']._serialized_end=517
+  _globals['_PROPOSAL']._serialized_start=520
+  _globals['_PROPOSAL']._serialized_end=843
+  _globals['_GRANT']._serialized_start=846
+  _globals['_GRANT']._serialized_end=1059
+  _globals['_INSPECTREQUEST']._serialized_start=1061
+  _globals['_INSPECTREQUEST']._serialized_end=1077
+  _globals['_INSPECTION']._serialized_start=1079
+  _globals['_INSPECTION']._serialized_end=1146
+  _globals['_POOLSTATE']._serialized_start=1149
+  _globals['_POOLSTATE']._serialized_end=1347
+  _globals['_KVCACHE']._serialized_start=1350
+  _globals['_KVCACHE']._serialized_end=1606
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from augury.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,20 +8,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenPoolRequest(_message.Message):
-    __slots__ = ("pool", "incarnation", "fingerprint", "epoch", "num_blocks", "block_size")
+    __slots__ = ("pool", "incarnation", "fingerprint", "epoch", "num_blocks", "groups", "leases", "block_counts", "blocks", "seal_counts", "seal_groups", "seal_indices", "seal_keys", "content_blocks", "content_keys")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_INDICES_FIELD_NUMBER: _ClassVar[int]
+    SEAL_KEYS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     incarnation: str
     fingerprint: str
     epoch: int
     num_blocks: int
-    block_size: int
-    def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.KvGroup]
+    leases: bytes
+    block_counts: bytes
+    blocks: bytes
+    seal_counts: bytes
+    seal_groups: bytes
+    seal_indices: bytes
+    seal_keys: bytes
+    content_blocks: bytes
+    content_keys: bytes
+    def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.KvGroup, _Mapping]]] = ..., leases: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., seal_counts: _Optional[bytes] = ..., seal_groups: _Optional[bytes] = ..., seal_indices: _Optional[bytes] = ..., seal_keys: _Optional[bytes] = ..., content_blocks: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ...) -> None: ...
 
 class OpenPoolReply(_message.Message):
     __slots__ = ("num_available", "num_cached")
@@ -43,7 +62,7 @@ class ClosePoolReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("pool", "epoch", "seq", "forgotten_keys", "seal_leases", "seal_indices", "seal_keys", "releases", "reserve_leases", "reserve_slots", "reserve_key_counts", "reserve_keys")
+    __slots__ = ("pool", "epoch", "seq", "forgotten_keys", "seal_leases", "seal_indices", "seal_keys", "releases", "reserve_leases", "reserve_slots", "reserve_key_counts", "reserve_keys", "seal_groups", "reserve_ahead", "reserve_computed")
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +75,9 @@ class Proposal(_message.Message):
     RESERVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RESERVE_KEY_COUNTS_FIELD_NUMBER: _ClassVar[int]
     RESERVE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     epoch: int
     seq: int
@@ -68,29 +90,36 @@ class Proposal(_message.Message):
     reserve_slots: bytes
     reserve_key_counts: bytes
     reserve_keys: bytes
-    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., forgotten_keys: _Optional[bytes] = ..., seal_leases: _Optional[bytes] = ..., seal_indices: _Optional[bytes] = ..., seal_keys: _Optional[bytes] = ..., releases: _Optional[bytes] = ..., reserve_leases: _Optional[bytes] = ..., reserve_slots: _Optional[bytes] = ..., reserve_key_counts: _Optional[bytes] = ..., reserve_keys: _Optional[bytes] = ...) -> None: ...
+    seal_groups: bytes
+    reserve_ahead: bytes
+    reserve_computed: bytes
+    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., forgotten_keys: _Optional[bytes] = ..., seal_leases: _Optional[bytes] = ..., seal_indices: _Optional[bytes] = ..., seal_keys: _Optional[bytes] = ..., releases: _Optional[bytes] = ..., reserve_leases: _Optional[bytes] = ..., reserve_slots: _Optional[bytes] = ..., reserve_key_counts: _Optional[bytes] = ..., reserve_keys: _Optional[bytes] = ..., seal_groups: _Optional[bytes] = ..., reserve_ahead: _Optional[bytes] = ..., reserve_computed: _Optional[bytes] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("epoch", "seq", "granted", "hit_blocks", "block_counts", "blocks", "num_available", "error_code", "error_message")
+    __slots__ = ("epoch", "seq", "granted", "computed", "block_counts", "blocks", "num_available", "error_code", "error_message", "sealed_counts", "misses")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
-    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     granted: bytes
-    hit_blocks: bytes
+    computed: bytes
     block_counts: bytes
     blocks: bytes
     num_available: int
     error_code: str
     error_message: str
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., granted: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., num_available: _Optional[int] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    sealed_counts: bytes
+    misses: bytes
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., granted: _Optional[bytes] = ..., computed: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., num_available: _Optional[int] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., sealed_counts: _Optional[bytes] = ..., misses: _Optional[bytes] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
     __slots__ = ()

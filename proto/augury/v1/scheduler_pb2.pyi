@@ -16,7 +16,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts")
+    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     request_id: str
     prompt: bytes
@@ -35,7 +36,18 @@ class Submit(_message.Message):
     priority: int
     cache_salt: bytes
     max_drafts: int
-    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[EncoderInput]
+    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[EncoderInput, _Mapping]]] = ...) -> None: ...
+
+class EncoderInput(_message.Message):
+    __slots__ = ("start", "length", "digest")
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    length: int
+    digest: bytes
+    def __init__(self, start: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("ticket",)
@@ -92,7 +104,14 @@ class Description(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_parked: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths")
+    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths", "misses")
+    class MissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +130,7 @@ class WorkerState(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     ready: bool
     num_running: int
@@ -129,7 +149,8 @@ class WorkerState(_message.Message):
     draft_tokens: int
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
     accepted_lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    misses: _containers.ScalarMap[int, int]
+    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., misses: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("hello", "heartbeat")
@@ -140,30 +161,34 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "model", "fingerprint", "num_blocks", "block_size", "max_model_len", "vocab_size", "num_prefill_lookahead", "max_drafts")
+    __slots__ = ("worker_id", "incarnation", "address", "model", "fingerprint", "num_blocks", "groups", "max_model_len", "vocab_size", "num_prefill_lookahead", "max_drafts", "encoder_budget", "encoder_cache")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_CACHE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
     model: str
     fingerprint: str
     num_blocks: int
-    block_size: int
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.KvGroup]
     max_model_len: int
     vocab_size: int
     num_prefill_lookahead: int
     max_drafts: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_prefill_lookahead: _Optional[int] = ..., max_drafts: _Optional[int] = ...) -> None: ...
+    encoder_budget: int
+    encoder_cache: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_blocks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.KvGroup, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_prefill_lookahead: _Optional[int] = ..., max_drafts: _Optional[int] = ..., encoder_budget: _Optional[int] = ..., encoder_cache: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

@@ -7,8 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TagsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TagsReply(_message.Message):
+    __slots__ = ("blocks", "keys")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    blocks: bytes
+    keys: bytes
+    def __init__(self, blocks: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
 class NewRequest(_message.Message):
-    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts")
+    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts", "block_counts", "hit_blocks")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +30,8 @@ class NewRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tokens: bytes
     num_prompt: int
@@ -27,7 +41,9 @@ class NewRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     stopping: _common_pb2.StopParams
     max_drafts: int
-    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ...) -> None: ...
+    block_counts: bytes
+    hit_blocks: bytes
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ..., block_counts: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("epoch", "seq", "released", "sealed_blocks", "sealed_keys", "fresh", "handles", "num_new", "num_drafts", "block_counts", "blocks")

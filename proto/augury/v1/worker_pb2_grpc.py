@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=augury_dot_v1_dot_worker__pb2.Step.SerializeToString,
                 response_deserializer=augury_dot_v1_dot_worker__pb2.Outcome.FromString,
                 _registered_method=True)
+        self.Tags = channel.unary_unary(
+                '/augury.v1.Worker/Tags',
+                request_serializer=augury_dot_v1_dot_worker__pb2.TagsRequest.SerializeToString,
+                response_deserializer=augury_dot_v1_dot_worker__pb2.TagsReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -52,6 +57,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tags(self, request, context):
+        """What every sealed block holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=augury_dot_v1_dot_worker__pb2.Step.FromString,
                     response_serializer=augury_dot_v1_dot_worker__pb2.Outcome.SerializeToString,
+            ),
+            'Tags': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tags,
+                    request_deserializer=augury_dot_v1_dot_worker__pb2.TagsRequest.FromString,
+                    response_serializer=augury_dot_v1_dot_worker__pb2.TagsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +105,33 @@ class Worker:
             '/augury.v1.Worker/Execute',
             augury_dot_v1_dot_worker__pb2.Step.SerializeToString,
             augury_dot_v1_dot_worker__pb2.Outcome.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tags(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/augury.v1.Worker/Tags',
+            augury_dot_v1_dot_worker__pb2.TagsRequest.SerializeToString,
+            augury_dot_v1_dot_worker__pb2.TagsReply.FromString,
             options,
             channel_credentials,
             insecure,

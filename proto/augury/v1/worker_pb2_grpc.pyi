@@ -35,6 +35,8 @@ class WorkerStub:
     """One long-lived stream per scheduler; one message each way and iteration. A replayed (epoch, seq) returns the stored
     outcome; a larger epoch drops every request the worker holds.
     """
+    Tags: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TagsRequest, _worker_pb2.TagsReply]
+    """What every sealed block holds."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -43,6 +45,8 @@ class WorkerAsyncStub(WorkerStub):
     """One long-lived stream per scheduler; one message each way and iteration. A replayed (epoch, seq) returns the stored
     outcome; a larger epoch drops every request the worker holds.
     """
+    Tags: _aio.UnaryUnaryMultiCallable[_worker_pb2.TagsRequest, _worker_pb2.TagsReply]  # type: ignore[assignment]
+    """What every sealed block holds."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -54,5 +58,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """One long-lived stream per scheduler; one message each way and iteration. A replayed (epoch, seq) returns the stored
         outcome; a larger epoch drops every request the worker holds.
         """
+
+    @_abc_1.abstractmethod
+    def Tags(
+        self,
+        request: _worker_pb2.TagsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.TagsReply, _abc.Awaitable[_worker_pb2.TagsReply]]:
+        """What every sealed block holds."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
