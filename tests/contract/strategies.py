@@ -4,15 +4,19 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
+from augury.geometry import KvGroup
 from augury.keys import KEY_BYTES
 from augury.types import (
     Delta,
     Description,
+    EncoderInput,
     Ended,
     EndReason,
     Generation,
     Grant,
     Granted,
+    Holding,
+    Miss,
     NewRequest,
     Outcome,
     PoolSpec,
@@ -67,6 +71,7 @@ generations = st.builds(
     priority=ints,
     cache_salt=st.binary(max_size=5),
     max_drafts=st.none() | counts,
+    inputs=tuples(st.builds(EncoderInput, start=counts, length=counts, digest=st.binary(max_size=5)), 2),
 )
 endeds = st.builds(
     Ended,
@@ -93,8 +98,19 @@ statuses = st.builds(
     **dict.fromkeys(("prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens"), totals),
     **dict.fromkeys(("num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens"), totals),
     **dict.fromkeys(("accepted_at", "accepted_lengths"), tuples(totals)),
+    misses=st.dictionaries(st.sampled_from(Miss), totals, max_size=3),
 )
 positive = st.integers(1, 2**32 - 1)
+full_groups = st.builds(KvGroup, block_size=positive, has_drafts=st.booleans())
+window_groups = st.builds(
+    KvGroup,
+    block_size=positive,
+    window=positive,
+    has_drafts=st.just(True),
+    num_retained=counts,
+    num_rebuilt=st.none() | counts,
+)
+groups = tuples(full_groups | window_groups, 3)
 descriptions = st.builds(
     Description,
     model=st.none() | st.text(min_size=1, max_size=8),
@@ -111,11 +127,13 @@ infos = st.builds(
     model=names,
     fingerprint=names,
     num_blocks=counts,
-    block_size=counts,
+    groups=groups,
     max_model_len=counts,
     vocab_size=counts,
     num_prefill_lookahead=counts,
     max_drafts=counts,
+    encoder_budget=counts,
+    encoder_cache=counts,
 )
 pools = st.builds(
     PoolSpec,
@@ -124,23 +142,64 @@ pools = st.builds(
     fingerprint=names,
     epoch=longs,
     num_blocks=counts,
-    block_size=counts,
+    groups=groups,
 )
+contents = tuples(st.tuples(ints, keys))
+
+
+def per_group(parts: st.SearchStrategy[tuple[T, ...]], num_groups: int) -> st.SearchStrategy[tuple[tuple[T, ...], ...]]:
+    """One part for each group; all empty is written as nothing at all."""
+    return st.tuples(*[parts] * num_groups).map(lambda row: row if any(row) else ())
+
+
+@st.composite
+def some_holdings(draw: st.DrawFn) -> tuple[Holding, ...]:
+    num_groups = draw(st.integers(1, 3))
+    holdings = []
+    for lease in draw(tuples(longs)):
+        seals = draw(tuples(st.builds(Seal, lease=st.just(lease), group=ints, index=ints, key=keys), 2))
+        holdings.append(Holding(lease=lease, blocks=draw(st.tuples(*[tokens] * num_groups)), seals=seals))
+    return tuple(holdings)
+
+
+holdings = some_holdings()
 proposals = st.builds(
     Proposal,
     pool=names,
     epoch=longs,
     seq=longs,
     forgotten=tuples(keys),
-    seals=tuples(st.builds(Seal, lease=longs, index=ints, key=keys)),
+    seals=tuples(st.builds(Seal, lease=longs, group=ints, index=ints, key=keys)),
     releases=tuples(longs),
-    reserves=tuples(st.builds(Reserve, lease=longs, num_slots=ints, keys=tuples(keys))),
+    reserves=st.integers(1, 3).flatmap(
+        lambda num_groups: tuples(
+            st.builds(
+                Reserve,
+                lease=longs,
+                num_slots=ints,
+                num_ahead=ints,
+                num_computed=ints,
+                keys=per_group(tuples(keys), num_groups),
+            )
+        )
+    ),
 )
 grants = st.builds(
     Grant,
     epoch=longs,
     seq=longs,
-    reserves=tuples(st.none() | st.builds(Granted, num_hit_blocks=ints, blocks=tokens)),
+    reserves=st.integers(1, 3).flatmap(
+        lambda num_groups: tuples(
+            st.none()
+            | st.builds(
+                Granted,
+                blocks=st.tuples(*[tokens] * num_groups),
+                num_computed=ints,
+                num_sealed=st.tuples(*[ints] * num_groups),
+                miss=st.none() | st.sampled_from(Miss),
+            )
+        )
+    ),
     num_available=counts,
 )
 steps = st.builds(
@@ -148,7 +207,7 @@ steps = st.builds(
     epoch=longs,
     seq=longs,
     released=tuples(longs),
-    sealed=tuples(st.tuples(ints, keys)),
+    sealed=contents,
     fresh=tuples(
         st.builds(
             NewRequest,
@@ -156,15 +215,19 @@ steps = st.builds(
             tokens=tokens,
             num_prompt=counts,
             num_computed=counts,
-            blocks=tokens,
-            hit_keys=tuples(keys),
+            blocks=tuples(tokens, 3),
+            hits=contents,
             sampling=samplings,
             stopping=stoppings,
             max_drafts=st.none() | counts,
         ),
         max_size=2,
     ),
-    rows=tuples(st.builds(Row, handle=longs, num_new=ints, num_drafts=ints, new_blocks=tokens)),
+    rows=st.integers(1, 3).flatmap(
+        lambda num_groups: tuples(
+            st.builds(Row, handle=longs, num_new=ints, num_drafts=ints, new_blocks=per_group(tokens, num_groups))
+        )
+    ),
 )
 
 

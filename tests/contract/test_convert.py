@@ -57,9 +57,15 @@ def test_descriptions_round_trip(value: Any) -> None:
     assert convert.description_from_wire(over_the_wire(convert.description_to_wire(value))) == value
 
 
-@given(value=some.pools)
-def test_pool_specs_round_trip(value: Any) -> None:
-    assert convert.pool_from_wire(over_the_wire(convert.pool_to_wire(value))) == value
+@given(spec=some.pools, holdings=some.holdings, content=some.contents)
+def test_pools_round_trip_with_what_they_hold(spec: Any, holdings: Any, content: Any) -> None:
+    wire = over_the_wire(convert.pool_to_wire(spec, holdings, content))
+    assert convert.pool_from_wire(wire) == (spec, list(holdings), list(content))
+
+
+@given(tags=some.contents)
+def test_tags_round_trip(tags: Any) -> None:
+    assert convert.tags_from_wire(over_the_wire(convert.tags_to_wire(tags))) == list(tags)
 
 
 @given(deltas=st.lists(some.deltas, max_size=4, unique_by=lambda delta: delta.ticket))
@@ -104,7 +110,7 @@ def test_a_broken_column_is_an_invalid_request_and_nothing_else(
     try:
         from_wire(over_the_wire(wire))
     except InvalidRequestError as error:
-        assert "column" in str(error)
+        assert "column" in str(error) or "reason" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +120,18 @@ def test_a_broken_column_is_an_invalid_request_and_nothing_else(
         (convert.proposal_from_wire, kvcache_pb2.Proposal(forgotten_keys=b"short")),
         (convert.proposal_from_wire, kvcache_pb2.Proposal(seal_leases=bytes(8))),
         (convert.proposal_from_wire, kvcache_pb2.Proposal(reserve_leases=bytes(8), reserve_slots=bytes(4))),
-        (convert.grant_from_wire, kvcache_pb2.Grant(granted=b"\1", hit_blocks=bytes(4))),
+        (convert.grant_from_wire, kvcache_pb2.Grant(granted=b"\1", computed=bytes(4))),
         (convert.grant_from_wire, kvcache_pb2.Grant(blocks=bytes(4))),
         (convert.step_from_wire, worker_pb2.Step(handles=bytes(8), num_new=bytes(4))),
         (convert.step_from_wire, worker_pb2.Step(sealed_blocks=bytes(4))),
         (convert.step_from_wire, worker_pb2.Step(fresh=[worker_pb2.NewRequest(tokens=b"123")])),
         (convert.outcome_from_wire, worker_pb2.Outcome(num_emitted=ints([2]), tokens=ints([1]))),
         (convert.outcome_from_wire, worker_pb2.Outcome(num_emitted=ints([2, -1]), tokens=ints([1]))),
+        (convert.pool_from_wire, kvcache_pb2.OpenPoolRequest(leases=bytes(8))),
+        (convert.pool_from_wire, kvcache_pb2.OpenPoolRequest(content_blocks=bytes(4))),
+        (convert.pool_from_wire, kvcache_pb2.OpenPoolRequest(groups=[common_pb2.KvGroup(block_size=0)])),
+        (convert.hello_from_wire, scheduler_pb2.WorkerHello(groups=[common_pb2.KvGroup(block_size=4, window=0)])),
+        (convert.description_from_wire, scheduler_pb2.Description(workers=[scheduler_pb2.WorkerState(misses={99: 1})])),
         (convert.submit_from_wire, scheduler_pb2.Submit(prompt=b"12345")),
         (convert.deltas_from_wire, scheduler_pb2.ServerMessage(tickets=bytes(8))),
         (

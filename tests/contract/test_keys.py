@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.keys import KEY_BYTES, block_key, extend_keys, root_key
+from augury.keys import KEY_BYTES, KeyDomain, block_key, group_key, root_key
 
 tokens_lists = st.lists(st.integers(0, 3), max_size=24)
 block_sizes = st.integers(1, 5)
@@ -17,7 +17,7 @@ def keys_of(
     tokens: list[int], block_size: int, lookahead: int = 0, fingerprint: str = "f", salt: bytes = b""
 ) -> list[bytes]:
     keys: list[bytes] = []
-    extend_keys(keys, root_key(fingerprint, salt), tokens, block_size, lookahead)
+    KeyDomain(block_size=block_size, lookahead=lookahead).extend(keys, root_key(fingerprint, salt), tokens)
     return keys
 
 
@@ -102,7 +102,7 @@ def test_extending_step_by_step_equals_all_at_once(
     tokens: list[int], cut: int, block_size: int, lookahead: int
 ) -> None:
     keys = keys_of(tokens[:cut], block_size, lookahead)
-    extend_keys(keys, root_key("f", b""), tokens, block_size, lookahead)
+    KeyDomain(block_size=block_size, lookahead=lookahead).extend(keys, root_key("f", b""), tokens)
     assert keys == keys_of(tokens, block_size, lookahead)
 
 
@@ -110,3 +110,24 @@ def test_extending_step_by_step_equals_all_at_once(
 def test_a_longer_lookahead_makes_other_keys(tokens: list[int], block_size: int) -> None:
     plain, ahead = keys_of(tokens, block_size), keys_of(tokens, block_size, lookahead=2)
     assert not set(plain) & set(ahead)
+
+
+@given(tokens=tokens_lists, changed=st.integers(0, 23), block_size=block_sizes, lookahead=lookaheads)
+def test_what_else_a_stretch_depends_on_changes_the_keys_that_cover_it(
+    tokens: list[int], changed: int, block_size: int, lookahead: int
+) -> None:
+    keys: list[bytes] = []
+    domain = KeyDomain(block_size=block_size, lookahead=lookahead)
+    domain.extend(keys, root_key("f", b""), tokens, lambda start, end: b"x" if start <= changed < end else b"")
+    for index, (plain, other) in enumerate(zip(keys_of(tokens, block_size, lookahead), keys, strict=True)):
+        assert (plain == other) == (changed >= (index + 1) * block_size + lookahead)
+
+
+@given(tokens=tokens_lists, groups=st.lists(st.integers(0, 255), min_size=2, max_size=4, unique=True))
+def test_groups_share_no_name(tokens: list[int], groups: list[int]) -> None:
+    names = [{group_key(key, group) for key in keys_of(tokens, 2)} for group in groups]
+    assert len(set.union(*names)) == sum(map(len, names))
+
+
+def test_a_single_group_is_named_by_the_key_itself() -> None:
+    assert group_key(block_key(b"", [1]), 0) == block_key(b"", [1])
