@@ -277,6 +277,7 @@ class NewRequest:
     sampling: SamplingParams
     stopping: StopParams
     max_drafts: int | None = None
+    inputs: tuple[EncoderInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,18 +285,22 @@ class Row:
     """One request's share of a step, after ``new_blocks[group]`` joined its block tables; empty where none did.
 
     ``num_new`` known tokens are computed; where they reach the last known one, the first ``num_drafts`` drafts that the
-    worker holds are verified behind them.
+    worker holds are verified behind them. ``encoded`` are indices of the request's inputs to encode before.
     """
 
     handle: int
     num_new: int
     num_drafts: int = 0
     new_blocks: tuple[tuple[int, ...], ...] = ()
+    encoded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One iteration of one worker, carried out in the order: released, sealed, fresh, rows."""
+    """One iteration of one worker, carried out in the order: released, sealed, fresh, rows.
+
+    The embeddings of encoder inputs with the ``discarded`` digests are needed no more.
+    """
 
     epoch: int
     seq: int
@@ -303,6 +308,7 @@ class Step:
     sealed: tuple[tuple[int, bytes], ...] = ()
     fresh: tuple[NewRequest, ...] = ()
     rows: tuple[Row, ...] = ()
+    discarded: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

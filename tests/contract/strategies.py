@@ -61,6 +61,7 @@ samplings = st.builds(
     seed=st.integers(0, 2**64 - 1),
 )
 stoppings = st.builds(StopParams, max_tokens=counts, min_tokens=counts, stop_token_ids=st.frozensets(ints, max_size=3))
+inputs = tuples(st.builds(EncoderInput, start=counts, length=counts, digest=st.binary(max_size=5)), 2)
 generations = st.builds(
     Generation,
     request_id=names,
@@ -71,7 +72,7 @@ generations = st.builds(
     priority=ints,
     cache_salt=st.binary(max_size=5),
     max_drafts=st.none() | counts,
-    inputs=tuples(st.builds(EncoderInput, start=counts, length=counts, digest=st.binary(max_size=5)), 2),
+    inputs=inputs,
 )
 endeds = st.builds(
     Ended,
@@ -220,14 +221,23 @@ steps = st.builds(
             sampling=samplings,
             stopping=stoppings,
             max_drafts=st.none() | counts,
+            inputs=inputs,
         ),
         max_size=2,
     ),
     rows=st.integers(1, 3).flatmap(
         lambda num_groups: tuples(
-            st.builds(Row, handle=longs, num_new=ints, num_drafts=ints, new_blocks=per_group(tokens, num_groups))
+            st.builds(
+                Row,
+                handle=longs,
+                num_new=ints,
+                num_drafts=ints,
+                new_blocks=per_group(tokens, num_groups),
+                encoded=tuples(ints, 2),
+            )
         )
     ),
+    discarded=tuples(st.binary(max_size=4), 2),
 )
 
 

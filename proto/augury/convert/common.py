@@ -2,7 +2,7 @@
 
 from augury.errors import InvalidRequestError
 from augury.geometry import KvGroup
-from augury.types import Miss, SamplingParams, StopParams
+from augury.types import EncoderInput, Miss, SamplingParams, StopParams
 from augury.v1 import common_pb2
 
 _MISSES = {
@@ -51,6 +51,14 @@ def group_from_wire(wire: common_pb2.KvGroup) -> KvGroup:
         )
     except ValueError as error:
         raise InvalidRequestError(str(error)) from None
+
+
+def input_to_wire(item: EncoderInput) -> common_pb2.EncoderInput:
+    return common_pb2.EncoderInput(start=item.start, length=item.length, digest=item.digest)
+
+
+def input_from_wire(wire: common_pb2.EncoderInput) -> EncoderInput:
+    return EncoderInput(start=wire.start, length=wire.length, digest=wire.digest)
 
 
 def sampling_to_wire(sampling: SamplingParams) -> common_pb2.SamplingParams:

@@ -6,6 +6,8 @@ from augury.columns import flat, ints, longs, same_length, split, to_ints, to_lo
 from augury.convert.common import (
     group_from_wire,
     group_to_wire,
+    input_from_wire,
+    input_to_wire,
     miss_from_wire,
     miss_to_wire,
     sampling_from_wire,
@@ -14,7 +16,7 @@ from augury.convert.common import (
     stopping_to_wire,
 )
 from augury.errors import InvalidRequestError
-from augury.types import Delta, Description, EncoderInput, Ended, EndReason, Generation, WorkerInfo, WorkerStatus
+from augury.types import Delta, Description, Ended, EndReason, Generation, WorkerInfo, WorkerStatus
 from augury.v1 import common_pb2, scheduler_pb2
 
 _REASONS = {
@@ -37,10 +39,7 @@ def submit_to_wire(ticket: int, generation: Generation) -> scheduler_pb2.Submit:
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         max_drafts=generation.max_drafts,
-        inputs=[
-            scheduler_pb2.EncoderInput(start=item.start, length=item.length, digest=item.digest)
-            for item in generation.inputs
-        ],
+        inputs=map(input_to_wire, generation.inputs),
     )
 
 
@@ -54,7 +53,7 @@ def submit_from_wire(wire: scheduler_pb2.Submit) -> Generation:
         priority=wire.priority,
         cache_salt=wire.cache_salt,
         max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
-        inputs=tuple(EncoderInput(start=item.start, length=item.length, digest=item.digest) for item in wire.inputs),
+        inputs=tuple(map(input_from_wire, wire.inputs)),
     )
 
 

@@ -14,7 +14,14 @@ from augury.columns import (
     to_keys,
     to_longs,
 )
-from augury.convert.common import sampling_from_wire, sampling_to_wire, stopping_from_wire, stopping_to_wire
+from augury.convert.common import (
+    input_from_wire,
+    input_to_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+    stopping_from_wire,
+    stopping_to_wire,
+)
 from augury.types import NewRequest, Outcome, Row, Step
 from augury.v1 import worker_pb2
 
@@ -32,6 +39,7 @@ def _new_request_to_wire(new: NewRequest) -> worker_pb2.NewRequest:
         sampling=sampling_to_wire(new.sampling),
         stopping=stopping_to_wire(new.stopping),
         max_drafts=new.max_drafts,
+        inputs=map(input_to_wire, new.inputs),
     )
 
 
@@ -48,6 +56,7 @@ def _new_request_from_wire(wire: worker_pb2.NewRequest) -> NewRequest:
         sampling=sampling_from_wire(wire.sampling),
         stopping=stopping_from_wire(wire.stopping),
         max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
+        inputs=tuple(map(input_from_wire, wire.inputs)),
     )
 
 
@@ -65,6 +74,9 @@ def step_to_wire(step: Step) -> worker_pb2.Step:
         num_drafts=ints([row.num_drafts for row in rows]),
         block_counts=ints(ragged_counts([row.new_blocks for row in rows])),
         blocks=ints(flat(table for row in rows for table in row.new_blocks)),
+        encoded_counts=ints([len(row.encoded) for row in rows]),
+        encoded=ints(flat(row.encoded for row in rows)),
+        discarded=step.discarded,
     )
 
 
@@ -74,6 +86,9 @@ def step_from_wire(wire: worker_pb2.Step) -> Step:
     same_length(sealed, keys)
     same_length(handles, num_new, num_drafts)
     blocks = grouped(split(to_ints(wire.blocks), to_ints(wire.block_counts)), len(handles))
+    encoded_counts = to_ints(wire.encoded_counts)
+    same_length(handles, encoded_counts)
+    encoded = split(to_ints(wire.encoded), encoded_counts)
     return Step(
         epoch=wire.epoch,
         seq=wire.seq,
@@ -81,9 +96,10 @@ def step_from_wire(wire: worker_pb2.Step) -> Step:
         sealed=tuple(zip(sealed, keys, strict=True)),
         fresh=tuple(_new_request_from_wire(new) for new in wire.fresh),
         rows=tuple(
-            Row(handle=a, num_new=b, num_drafts=c, new_blocks=d if any(d) else ())
-            for a, b, c, d in zip(handles, num_new, num_drafts, blocks, strict=True)
+            Row(handle=a, num_new=b, num_drafts=c, new_blocks=d if any(d) else (), encoded=e)
+            for a, b, c, d, e in zip(handles, num_new, num_drafts, blocks, encoded, strict=True)
         ),
+        discarded=tuple(wire.discarded),
     )
 
 

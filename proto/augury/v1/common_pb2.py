@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ugury/v1/common.proto\x12\taugury.v1\"\xa1\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.augury.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"L\n\nStopParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x05\"\x91\x01\n\x07KvGroup\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x06window\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nhas_drafts\x18\x03 \x01(\x08\x12\x14\n\x0cnum_retained\x18\x04 \x01(\r\x12\x18\n\x0bnum_rebuilt\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_windowB\x0e\n\x0c_num_rebuilt*\x84\x01\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45ND_REASON_STOP\x10\x01\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x02\x12\x18\n\x14\x45ND_REASON_CANCELLED\x10\x03\x12\x15\n\x11\x45ND_REASON_FAILED\x10\x04*\x98\x01\n\x04Miss\x12\x14\n\x10MISS_UNSPECIFIED\x10\x00\x12\r\n\tMISS_COLD\x10\x01\x12\x10\n\x0cMISS_EVICTED\x10\x02\x12\r\n\tMISS_SALT\x10\x03\x12\x12\n\x0eMISS_LOOKAHEAD\x10\x04\x12\x0f\n\x0bMISS_WINDOW\x10\x05\x12\x12\n\x0eMISS_ALIGNMENT\x10\x06\x12\x11\n\rMISS_DISABLED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ugury/v1/common.proto\x12\taugury.v1\"\xa1\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.augury.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"L\n\nStopParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x05\"\x91\x01\n\x07KvGroup\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x06window\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nhas_drafts\x18\x03 \x01(\x08\x12\x14\n\x0cnum_retained\x18\x04 \x01(\r\x12\x18\n\x0bnum_rebuilt\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_windowB\x0e\n\x0c_num_rebuilt\"=\n\x0c\x45ncoderInput\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c*\x84\x01\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45ND_REASON_STOP\x10\x01\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x02\x12\x18\n\x14\x45ND_REASON_CANCELLED\x10\x03\x12\x15\n\x11\x45ND_REASON_FAILED\x10\x04*\x98\x01\n\x04Miss\x12\x14\n\x10MISS_UNSPECIFIED\x10\x00\x12\r\n\tMISS_COLD\x10\x01\x12\x10\n\x0cMISS_EVICTED\x10\x02\x12\r\n\tMISS_SALT\x10\x03\x12\x12\n\x0eMISS_LOOKAHEAD\x10\x04\x12\x0f\n\x0bMISS_WINDOW\x10\x05\x12\x12\n\x0eMISS_ALIGNMENT\x10\x06\x12\x11\n\rMISS_DISABLED\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ENDREASON']._serialized_start=556
-  _globals['_ENDREASON']._serialized_end=688
-  _globals['_MISS']._serialized_start=691
-  _globals['_MISS']._serialized_end=843
+  _globals['_ENDREASON']._serialized_start=619
+  _globals['_ENDREASON']._serialized_end=751
+  _globals['_MISS']._serialized_start=754
+  _globals['_MISS']._serialized_end=906
   _globals['_SAMPLINGPARAMS']._serialized_start=38
   _globals['_SAMPLINGPARAMS']._serialized_end=327
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=279
@@ -45,4 +45,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPPARAMS']._serialized_end=405
   _globals['_KVGROUP']._serialized_start=408
   _globals['_KVGROUP']._serialized_end=553
+  _globals['_ENCODERINPUT']._serialized_start=555
+  _globals['_ENCODERINPUT']._serialized_end=616
 # @@protoc_insertion_point(module_scope)

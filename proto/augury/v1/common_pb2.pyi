@@ -91,3 +91,13 @@ class KvGroup(_message.Message):
     num_retained: int
     num_rebuilt: int
     def __init__(self, block_size: _Optional[int] = ..., window: _Optional[int] = ..., has_drafts: _Optional[bool] = ..., num_retained: _Optional[int] = ..., num_rebuilt: _Optional[int] = ...) -> None: ...
+
+class EncoderInput(_message.Message):
+    __slots__ = ("start", "length", "digest")
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    length: int
+    digest: bytes
+    def __init__(self, start: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...

@@ -20,7 +20,7 @@ class TagsReply(_message.Message):
     def __init__(self, blocks: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class NewRequest(_message.Message):
-    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts", "block_counts", "hit_blocks")
+    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts", "block_counts", "hit_blocks", "inputs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class NewRequest(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tokens: bytes
     num_prompt: int
@@ -43,10 +44,11 @@ class NewRequest(_message.Message):
     max_drafts: int
     block_counts: bytes
     hit_blocks: bytes
-    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ..., block_counts: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.EncoderInput]
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ..., block_counts: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("epoch", "seq", "released", "sealed_blocks", "sealed_keys", "fresh", "handles", "num_new", "num_drafts", "block_counts", "blocks")
+    __slots__ = ("epoch", "seq", "released", "sealed_blocks", "sealed_keys", "fresh", "handles", "num_new", "num_drafts", "block_counts", "blocks", "encoded_counts", "encoded", "discarded")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +60,9 @@ class Step(_message.Message):
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     released: bytes
@@ -69,7 +74,10 @@ class Step(_message.Message):
     num_drafts: bytes
     block_counts: bytes
     blocks: bytes
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., released: _Optional[bytes] = ..., sealed_blocks: _Optional[bytes] = ..., sealed_keys: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., handles: _Optional[bytes] = ..., num_new: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ...) -> None: ...
+    encoded_counts: bytes
+    encoded: bytes
+    discarded: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., released: _Optional[bytes] = ..., sealed_blocks: _Optional[bytes] = ..., sealed_keys: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., handles: _Optional[bytes] = ..., num_new: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., encoded_counts: _Optional[bytes] = ..., encoded: _Optional[bytes] = ..., discarded: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("epoch", "seq", "num_emitted", "tokens", "num_drafts", "num_final", "refused", "failed")
