@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import grpc
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from augury import errors, limits
 from augury.errors import AuguryError, InternalError
@@ -19,6 +22,9 @@ from augury.local import Handler, LocalChannel, LocalServer
 
 CODE_KEY = "augury-code"
 """Trailing metadata that carries AuguryError.code."""
+
+READY = "ready"
+"""The name under which the standard health service tells whether this one takes new work; "" tells that it lives."""
 
 _LOCAL = "local:"
 _PING_MS = 10_000
@@ -29,10 +35,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """A server that takes calls at ``address``, until it is stopped."""
+    """A server that takes calls at ``address``, until it is stopped. It answers gRPC health checks, also for READY."""
 
     address: str
     _server: grpc.aio.Server
+    _health: health.aio.HealthServicer
+
+    async def set_ready(self, ready: bool) -> None:
+        """What a health check for READY is told."""
+        states = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+        await self._health.set(READY, states[0] if ready else states[1])
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; those still open after ``grace_s`` seconds break."""
@@ -71,11 +83,15 @@ async def listen(address: str, *register: Callable[[grpc.aio.Server], None]) -> 
         server = cast(grpc.aio.Server, LocalServer(address.removeprefix(_LOCAL), interceptors))
     else:
         server = grpc.aio.server(interceptors=interceptors, options=_server_options())
+    checks = health.aio.HealthServicer()
+    add_HealthServicer_to_server(checks, server)
     for add in register:
         add(server)
     bound = address if local else _bind(server, address)
     await server.start()
-    return Listener(address=bound, _server=server)
+    listener = Listener(address=bound, _server=server, _health=checks)
+    await listener.set_ready(True)
+    return listener
 
 
 def to_domain(error: grpc.aio.AioRpcError) -> AuguryError:
