@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """A server that takes calls at ``address``, until it is stopped. It answers gRPC health checks, also for READY."""
+    """A server that takes calls at ``address``, until it is stopped. But for a local one, it answers health checks."""
 
     address: str
     _server: grpc.aio.Server
@@ -78,13 +78,12 @@ async def listen(address: str, *register: Callable[[grpc.aio.Server], None]) -> 
     Raises OSError where the address cannot be bound.
     """
     local = address.startswith(_LOCAL)
-    interceptors = [_ErrorInterceptor()]
+    interceptors, checks = [_ErrorInterceptor()], health.aio.HealthServicer()
     if local:
         server = cast(grpc.aio.Server, LocalServer(address.removeprefix(_LOCAL), interceptors))
     else:
         server = grpc.aio.server(interceptors=interceptors, options=_server_options())
-    checks = health.aio.HealthServicer()
-    add_HealthServicer_to_server(checks, server)
+        add_HealthServicer_to_server(checks, server)
     for add in register:
         add(server)
     bound = address if local else _bind(server, address)

@@ -15,7 +15,7 @@ def failed(code: grpc.StatusCode, *trailing: tuple[str, str]) -> grpc.aio.AioRpc
     [
         (grpc.StatusCode.UNAVAILABLE, "no_worker"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "server_overloaded"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "internal"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded"),
         (grpc.StatusCode.UNIMPLEMENTED, "internal"),
     ],
 )
