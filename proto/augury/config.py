@@ -19,7 +19,7 @@ AtLeast1 = Annotated[int, Meta(ge=1)]
 AtLeast2 = Annotated[int, Meta(ge=2)]
 
 
-def doc(meaning: str, *, ge: int | None = None, le: int | None = None, min_length: int | None = None) -> Meta:
+def doc(meaning: str, *, ge: float | None = None, le: float | None = None, min_length: int | None = None) -> Meta:
     """What a setting means, for people, and the bounds it is checked against."""
     if min_length is not None:
         return Meta(description=meaning, min_length=min_length)
@@ -41,6 +41,9 @@ class KvSettings(_Section, frozen=True):
     block_size: Annotated[int, doc("Tokens in a KV block", ge=1, le=1024)] = 16
     num_blocks: Annotated[AtLeast2 | None, doc("Blocks of a worker; unset: from kv.memory_mb")] = None
     memory_mb: Annotated[int, doc("Memory for KV, where kv.num_blocks is unset", ge=1)] = 2048
+    hybrid: Annotated[
+        Literal["auto", "off"], doc("Whether layers behind a window free the KV that it has passed; off: they keep it")
+    ] = "auto"
     prefix_caching: Annotated[bool, doc("Reuse the KV of equal prefixes")] = True
     key_lookahead: Annotated[
         Literal["auto", "off"], doc("Whether keys cover the tokens that draft KV depends on; off: hits end earlier")
@@ -49,9 +52,15 @@ class KvSettings(_Section, frozen=True):
 
 class SchedulerSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where scheduler_svc listens and is reached")] = "127.0.0.1:7601"
+    addresses: Annotated[
+        str | None, doc("Where all schedulers are reached, with commas between; unset: scheduler.address")
+    ] = None
     max_batched_tokens: Annotated[int, doc("Token budget of one iteration", ge=1)] = 512
     max_running: Annotated[int, doc("Requests in one worker's batch", ge=1, le=4096)] = 64
     policy: Annotated[Literal["fcfs", "priority"], doc("Order of requests")] = "fcfs"
+    silence_seconds: Annotated[float, doc("A worker that is silent for so long is given up", ge=0.1)] = 3.0
+    stall_seconds: Annotated[float, doc("A worker that works at one step for so long is given up", ge=0.1)] = 30.0
+    wait_seconds: Annotated[float, doc("Requests wait so long for a worker while there is none", ge=0)] = 60.0
 
 
 class KvcacheSettings(_Section, frozen=True):
@@ -69,6 +78,13 @@ class WorkerSettings(_Section, frozen=True):
 class GatewaySettings(_Section, frozen=True):
     host: Annotated[str, doc("Address the HTTP server binds")] = "127.0.0.1"
     port: Annotated[int, doc("Port of the HTTP server; 0 picks a free one", ge=0, le=65535)] = 8000
+    api_keys_file: Annotated[
+        str | None, doc("File of API keys, one a line and its client's name behind it; unset: open to everybody")
+    ] = None
+    shared_cache_salt: Annotated[
+        str | None, doc("The cache_salt under which all API keys share cached prefixes; unset: they never do")
+    ] = None
+    drain_seconds: Annotated[float, doc("Time that open answers get to end after SIGTERM", ge=0, le=86400)] = 25.0
 
 
 class SpeculationSettings(_Section, frozen=True):
@@ -78,6 +94,10 @@ class SpeculationSettings(_Section, frozen=True):
 class RegistrySettings(_Section, frozen=True):
     url: Annotated[str | None, doc("Redis URL of the prefix registry; unset: memory")] = None
     key_prefix: Annotated[str, doc("Prefix of every Redis key", min_length=1)] = "augury"
+
+
+class ServiceSettings(_Section, frozen=True):
+    drain_seconds: Annotated[float, doc("Time that a scheduler or worker has after SIGTERM to hand over", ge=0)] = 25.0
 
 
 class LogSettings(_Section, frozen=True):
@@ -93,6 +113,7 @@ class Settings(_Section, frozen=True):
     speculation: SpeculationSettings = SpeculationSettings()
     gateway: GatewaySettings = GatewaySettings()
     registry: RegistrySettings = RegistrySettings()
+    service: ServiceSettings = ServiceSettings()
     log: LogSettings = LogSettings()
 
 
