@@ -5,28 +5,34 @@ import time
 from importlib.metadata import version
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 
 from augury.errors import NoWorkerError
 from gateway import failures
-from gateway.backend import Backend, num_ready_workers
+from gateway.backend import Backend, flaws, num_ready_workers
 from gateway.body import read_body
+from gateway.door import Door
 from gateway.endpoints import Endpoints, check_model
 from gateway.metrics import Metrics
-from gateway.middleware import RequestIdAndCount
+from gateway.middleware import Envelope
 from gateway.model import ServedModel
 from gateway.schema import DetokenizeRequest, TokenizeRequest, parse
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(backend: Backend, model: ServedModel) -> FastAPI:
-    """The gateway of one model. It may be made outside an event loop, unlike its backend."""
-    metrics = Metrics(model.name)
+def create_app(
+    backend: Backend, model: ServedModel, door: Door | None = None, shared_salt: str | None = None
+) -> FastAPI:
+    """The gateway of one model. It may be made outside an event loop, unlike its backend.
+
+    Without a ``door`` of its caller's, everybody is let in. ``shared_salt``: see gateway.isolation.
+    """
+    metrics, door = Metrics(model.name), door or Door()
     app = FastAPI(title="Augury", openapi_url=None)
-    app.add_middleware(RequestIdAndCount, metrics=metrics)
+    app.add_middleware(Envelope, metrics=metrics, door=door)
     failures.install(app)
-    endpoints, side = Endpoints(model, backend, metrics), _Side(model, backend, metrics)
+    endpoints, side = Endpoints(model, backend, metrics, shared_salt), _Side(model, backend, metrics, door)
     posts = {
         "/v1/chat/completions": endpoints.chat,
         "/v1/completions": endpoints.completions,
@@ -36,15 +42,19 @@ def create_app(backend: Backend, model: ServedModel) -> FastAPI:
     gets = {
         "/v1/models": side.models,
         "/v1/models/{model_id:path}": side.one_model,
+        "/version": side.version,
+    }
+    open_gets = {
         "/health": side.ready,
         "/health/ready": side.ready,
         "/health/live": side.live,
         "/metrics": side.metrics,
-        "/version": side.version,
     }
     for path, handler in posts.items():
-        app.add_api_route(path, handler, methods=["POST"], response_model=None)
+        app.add_api_route(path, handler, methods=["POST"], response_model=None, dependencies=[Depends(door.enter)])
     for path, handler in gets.items():
+        app.add_api_route(path, handler, methods=["GET"], response_model=None, dependencies=[Depends(door.enter)])
+    for path, handler in open_gets.items():
         app.add_api_route(path, handler, methods=["GET"], response_model=None)
     return app
 
@@ -52,10 +62,11 @@ def create_app(backend: Backend, model: ServedModel) -> FastAPI:
 class _Side:
     """Everything that does not generate."""
 
-    def __init__(self, model: ServedModel, backend: Backend, metrics: Metrics) -> None:
+    def __init__(self, model: ServedModel, backend: Backend, metrics: Metrics, door: Door) -> None:
         self._model = model
         self._backend = backend
         self._metrics = metrics
+        self._door = door
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -70,10 +81,13 @@ class _Side:
         return _json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """At least one worker takes requests."""
-        if not num_ready_workers(await self._backend.describe()):
+        """The gateway and at least one worker take requests; what is amiss nevertheless is told."""
+        self._door.check_open()
+        description = await self._backend.describe()
+        if not num_ready_workers(description):
             raise NoWorkerError("no worker is ready")
-        return _json({"status": "ok"})
+        amiss = flaws(description)
+        return _json({"status": "degraded", "reasons": amiss} if amiss else {"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         try:

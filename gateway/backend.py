@@ -27,6 +27,12 @@ def num_ready_workers(description: Description) -> int:
     return sum(worker.ready for worker in description.workers)
 
 
+def flaws(description: Description) -> list[str]:
+    """What does not work as it should though requests are answered, in words for people."""
+    num_silent = len(description.workers) - num_ready_workers(description)
+    return [f"{num_silent} of {len(description.workers)} workers take no requests"] if num_silent else []
+
+
 def num_running(description: Description) -> int:
     """Requests in a worker's batch."""
     return sum(worker.num_running for worker in description.workers)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from augury.types import Description, WorkerStatus
+from augury.types import Description, Miss, WorkerStatus
 from gateway.backend import num_ready_workers, num_running, num_waiting
 
 VLLM_LABELS = {"worker": "engine", "outcome": "finished_reason", "num_blocks": "num_gpu_blocks"}
@@ -135,6 +135,13 @@ REQUEST_SECONDS = Metric(
     buckets=_SECONDS,
     vllm="vllm:e2e_request_latency_seconds",
 )
+DECODE_SECONDS = Metric(
+    name="augury_request_decode_seconds",
+    kind=Kind.HISTOGRAM,
+    meaning="From the first to the last token of a choice",
+    buckets=_SECONDS,
+    vllm="vllm:request_decode_time_seconds",
+)
 REQUEST_PROMPT_TOKENS = Metric(
     name="augury_request_prompt_tokens",
     kind=Kind.HISTOGRAM,
@@ -176,6 +183,7 @@ GATEWAY = (
     INTER_TOKEN,
     TIME_PER_TOKEN,
     REQUEST_SECONDS,
+    DECODE_SECONDS,
     REQUEST_PROMPT_TOKENS,
     REQUEST_GENERATION_TOKENS,
     REQUEST_MAX_TOKENS,
@@ -239,6 +247,14 @@ WORKER = (
         read=lambda worker: {(str(worker.block_size), str(worker.num_blocks)): 1},
     ),
     WorkerMetric(
+        name="augury_worker_lora_info",
+        kind=Kind.GAUGE,
+        meaning="LoRA adapters, for those who read vLLM's name: there are none",
+        labels=("worker", "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        vllm="vllm:lora_requests_info",
+        read=lambda worker: {("0", "", ""): 0},
+    ),
+    WorkerMetric(
         name="augury_worker_prompt_tokens",
         kind=Kind.COUNTER,
         meaning="Prompt tokens of admitted requests, the cached ones included; each choice is a request",
@@ -265,6 +281,13 @@ WORKER = (
         meaning="Tokens found in the prefix cache",
         vllm="vllm:prefix_cache_hits",
         read=lambda worker: {(): worker.hit_tokens},
+    ),
+    WorkerMetric(
+        name="augury_prefix_cache_misses",
+        kind=Kind.COUNTER,
+        meaning="Lookups in the prefix cache that ended short of the prompt, by why they ended",
+        labels=("worker", "reason"),
+        read=lambda worker: {(reason.value,): worker.misses.get(reason, 0) for reason in Miss},
     ),
     WorkerMetric(
         name="augury_worker_refused_hits",

@@ -32,6 +32,7 @@ class SchedulerClient:
         self._stub = SchedulerStub(channel)
         self._tickets = count(1)
         self._link: _Link | None = None
+        self._closed = False
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """As Backend.generate."""
@@ -57,14 +58,21 @@ class SchedulerClient:
         return description_from_wire(wire)
 
     async def close(self) -> None:
-        """Break the stream; open requests fail."""
+        """Break the stream; open requests fail, and later ones too."""
+        self._closed = True
         if self._link is not None:
             await self._link.close()
 
     def _open_link(self) -> "_Link":
+        if self._closed:
+            raise _shutting_down()
         if self._link is None or self._link.broken is not None:
             self._link = _Link(self._stub.Generate())
         return self._link
+
+
+def _shutting_down() -> NoWorkerError:
+    return NoWorkerError("the gateway is shutting down")
 
 
 class _Link:
@@ -92,12 +100,11 @@ class _Link:
             self._outbox.put_nowait(pb.ClientMessage(cancel=pb.Cancel(ticket=ticket)))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._break("closed by the gateway", _shutting_down())
         await asyncio.wait(self._tasks)
 
     async def _read(self) -> None:
-        reason = "closed by the gateway"
+        reason = "cancelled"
         try:
             while isinstance(message := await self._call.read(), pb.ServerMessage):
                 self._deliver(message)
@@ -107,7 +114,7 @@ class _Link:
         except InvalidRequestError as error:
             reason = f"a message cannot be read: {error}"
         finally:
-            self._break(reason)
+            self._break(reason, NoWorkerError("the connection to the scheduler was lost"))
 
     async def _write(self) -> None:
         try:
@@ -122,15 +129,17 @@ class _Link:
             if mailbox is not None:  # a cancelled request may still bring deltas
                 mailbox.put(delta)
 
-    def _break(self, reason: str) -> None:
+    def _break(self, reason: str, error: AuguryError) -> None:
+        if self.broken is not None:
+            return
         level = logging.WARNING if self._open else logging.INFO
         _log.log(level, "the stream to the scheduler broke", extra={"reason": reason, "num_open": len(self._open)})
-        self.broken = NoWorkerError("the connection to the scheduler was lost")
+        self.broken = error
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
         for mailbox in self._open.values():
-            mailbox.fail(self.broken)
+            mailbox.fail(error)
 
 
 class _Mailbox:

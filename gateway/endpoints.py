@@ -18,7 +18,10 @@ from augury import limits
 from augury.errors import ModelNotFoundError
 from gateway.backend import Backend
 from gateway.body import read_body
+from gateway.deadline import HEADER, timeout_s
+from gateway.door import client_of
 from gateway.generations import generations
+from gateway.isolation import cache_salt
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.prompts import Tokens, chat_prompt, completion_prompts
@@ -56,12 +59,13 @@ _COMPLETIONS = _Endpoint(
 
 
 class Endpoints:
-    """Handlers of one model."""
+    """Handlers of one model. ``shared_salt`` is the cache salt that is open to all clients."""
 
-    def __init__(self, model: ServedModel, backend: Backend, metrics: Metrics) -> None:
+    def __init__(self, model: ServedModel, backend: Backend, metrics: Metrics, shared_salt: str | None) -> None:
         self._model = model
         self._backend = backend
         self._metrics = metrics
+        self._shared_salt = shared_salt
         self._windows = WindowSource(backend)
 
     async def chat(self, request: Request) -> Response:
@@ -73,13 +77,17 @@ class Endpoints:
         return await self._answer(_COMPLETIONS, request)
 
     async def _answer(self, endpoint: _Endpoint, request: Request) -> Response:
-        started = time.perf_counter()
+        started, clock = time.perf_counter(), asyncio.get_running_loop().time()
         body = await read_body(request)
         # In a thread, so that a long prompt does not keep other streams waiting.
         asked, unknown, prompts = await asyncio.to_thread(self._read, endpoint, body)
         reply_id = endpoint.id_prefix + uuid4().hex
-        wanted = generations(asked, prompts, self._model.eos_token_ids, await self._windows.current(), reply_id)
-        job = Job(generations=wanted, choices_per_prompt=asked.n, stops=asked.stop)
+        salt = cache_salt(client_of(request), asked.cache_salt, self._shared_salt)
+        timeout = timeout_s(request.headers.get(HEADER), asked.timeout)
+        window = await self._windows.current()
+        wanted = generations(asked, prompts, self._model.eos_token_ids, window, reply_id, salt)
+        deadline = None if timeout is None else clock + timeout
+        job = Job(generations=wanted, choices_per_prompt=asked.n, stops=asked.stop, deadline=deadline)
         run = Run(job, self._model, self._backend, self._metrics, started)
         reply = endpoint.reply(reply_id, self._model.name)
         if asked.stream:

@@ -9,9 +9,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from augury import limits
-from augury.errors import TABLE, AuguryError, InternalError, InvalidRequestError
+from augury.errors import TABLE, AuguryError, DeadlineError, InternalError, InvalidRequestError
 
 _RETRY_AFTER_S = 1
+_HTTP_CODES = {401: "invalid_api_key"}
+"""OpenAI's codes of failures that only HTTP knows."""
+
 _CLIENT_GONE = 499
 """nginx's status for a client that left; nobody reads it but the metrics."""
 
@@ -33,13 +36,16 @@ def install(app: FastAPI) -> None:
 async def _on_domain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AuguryError)
     status = TABLE[error.code].http
-    return _response(status, error_body(error), {"retry-after": str(_RETRY_AFTER_S)} if status == 503 else {})
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if status == 503 else {}
+    if isinstance(error, DeadlineError):
+        headers["x-should-retry"] = "false"
+    return _response(status, error_body(error), headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """An unknown route, or a method that a route does not have."""
+    """An unknown route, a method that a route does not have, or no valid key."""
     assert isinstance(error, HTTPException)
-    body = _body(error.detail, TABLE[InvalidRequestError.code].type, None, None)
+    body = _body(error.detail, TABLE[InvalidRequestError.code].type, None, _HTTP_CODES.get(error.status_code))
     return _response(error.status_code, body, error.headers or {})
 
 

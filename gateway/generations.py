@@ -26,7 +26,12 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def generations(
-    request: Sampled, prompts: Sequence[Tokens], eos_token_ids: frozenset[int], window: Window, request_id: str
+    request: Sampled,
+    prompts: Sequence[Tokens],
+    eos_token_ids: frozenset[int],
+    window: Window,
+    request_id: str,
+    cache_salt: bytes,
 ) -> list[Generation]:
     """``request.n`` generations for each prompt, in the order of the API's choices.
 
@@ -48,6 +53,7 @@ def generations(
             sampling=sampling,
             stopping=stopping,
             priority=request.priority,
+            cache_salt=cache_salt,
             max_drafts=request.max_drafts,
         )
         for number, (prompt, stopping) in enumerate(zip(prompts, stoppings, strict=True))

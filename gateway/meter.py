@@ -35,5 +35,7 @@ class Meter:
         metrics.request_prompt_tokens.observe(len(generation.prompt))
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.request_max_tokens.observe(generation.stopping.max_tokens)
+        if self._num_first:
+            metrics.decode_seconds.observe(self._last - self._first)
         if num_tokens > self._num_first > 0:
             metrics.time_per_token.observe((self._last - self._first) / (num_tokens - self._num_first))

@@ -32,6 +32,7 @@ class Metrics:
         self.inter_token = self._histogram(catalogue.INTER_TOKEN)
         self.time_per_token = self._histogram(catalogue.TIME_PER_TOKEN)
         self.request_seconds = self._histogram(catalogue.REQUEST_SECONDS)
+        self.decode_seconds = self._histogram(catalogue.DECODE_SECONDS)
         self.request_prompt_tokens = self._histogram(catalogue.REQUEST_PROMPT_TOKENS)
         self.request_generation_tokens = self._histogram(catalogue.REQUEST_GENERATION_TOKENS)
         self.request_max_tokens = self._histogram(catalogue.REQUEST_MAX_TOKENS)

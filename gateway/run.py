@@ -9,6 +9,7 @@ from augury import errors
 from augury.errors import AuguryError, InternalError, NoWorkerError
 from augury.types import Delta, Ended, EndReason, Generation
 from gateway.backend import Backend
+from gateway.deadline import until
 from gateway.merge import merge
 from gateway.meter import Meter
 from gateway.metrics import Metrics
@@ -19,11 +20,15 @@ from gateway.text import TextStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one HTTP request asks for: ``choices_per_prompt`` generations for each of its prompts, in order."""
+    """What one HTTP request asks for: ``choices_per_prompt`` generations for each of its prompts, in order.
+
+    All of it before ``deadline`` on the event loop's clock, if there is one.
+    """
 
     generations: Sequence[Generation]
     choices_per_prompt: int
     stops: Sequence[str]
+    deadline: float | None = None
 
 
 class Run:
@@ -67,8 +72,11 @@ class Run:
     async def _choice(self, index: int) -> AsyncGenerator[Piece, None]:
         outcome, generation = "cancelled", self._job.generations[index]
         meter = Meter(self._metrics, generation, self._started)
+        source = self._backend.generate(generation)
+        if self._job.deadline is not None:
+            source = until(self._job.deadline, source)
         try:
-            async with aclosing(self._backend.generate(generation)) as deltas:
+            async with aclosing(source) as deltas:
                 async for delta in deltas:
                     meter.came(delta)
                     piece = self._piece(index, delta)

@@ -14,6 +14,8 @@ from augury.errors import InvalidRequestError
 
 _INT32 = 1 << 31
 _UINT64 = 1 << 64
+_MAX_SALT_CHARS = 1024
+_MAX_TIMEOUT_S = 1e9
 
 
 def _one_or_many(value: object) -> object:
@@ -42,7 +44,8 @@ class Sampled(_Model):
     """What every request for generated tokens may carry.
 
     ``max_drafts``, an extension, bounds the draft tokens that one step verifies for the request: 0 turns speculation
-    off, null leaves it to the worker. It changes the speed, never the text.
+    off, null leaves it to the worker. It changes the speed, never the text. ``cache_salt`` keeps the cached prefixes of
+    the request apart from those of requests with another one. ``timeout``, in seconds, is for the whole answer.
     """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -82,6 +85,8 @@ class Sampled(_Model):
     seed: int | None = Field(None, ge=-_UINT64 // 2, lt=_UINT64)
     priority: int = Field(0, ge=-_INT32, lt=_INT32)
     max_drafts: int | None = Field(None, ge=0, lt=_INT32)
+    cache_salt: str | None = Field(None, min_length=1, max_length=_MAX_SALT_CHARS)
+    timeout: float | None = Field(None, gt=0, lt=_MAX_TIMEOUT_S)
     user: str | None = None
 
     @property

@@ -3,36 +3,41 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import grpc
 import uvicorn
 
-from augury.config import Settings
+from augury.config import GatewaySettings, Settings
 from augury.models import model_folder, served_name
+from gateway.api_keys import ApiKeys
 from gateway.app import create_app
 from gateway.client import SchedulerClient
+from gateway.door import Door
 from gateway.model import ServedModel
 
-_GRACE_S = 25
-"""Time that open requests have to end: within the 30 s that Kubernetes grants a pod by default."""
+_GRACE_S = 2
+"""Time that what is left after the drain has to tell its clients that it failed."""
 
 
 async def serve(
     settings: Settings, channel: grpc.aio.Channel, stop: asyncio.Event, on_ready: Callable[[str], None]
 ) -> None:
-    """Serve HTTP until ``stop`` is set, then let open requests end; ``on_ready`` gets the address, as http://host:port.
+    """Serve HTTP until ``stop`` is set, then drain; ``on_ready`` gets the address, as http://host:port.
 
-    Installs no signal handlers. Raises ValueError where the model's folder cannot be served, OSError where the
-    address cannot be bound.
+    While it drains, answers that have begun go on, for gateway.drain_seconds at most; those still open then end with
+    an error. Other requests are refused, and not to be ready is what health tells. Installs no signal handlers. Raises
+    ValueError where the model's folder or the API keys cannot be read, OSError where the address cannot be bound.
     """
+    door = _door(settings.gateway)
     model = await asyncio.to_thread(_load, settings)
     backend = SchedulerClient(channel)
     server = _Server(
         uvicorn.Config(
-            create_app(backend, model),
+            create_app(backend, model, door, settings.gateway.shared_cache_salt),
             http="httptools",
             ws="none",
             lifespan="off",
@@ -47,12 +52,24 @@ async def serve(
     with socket.create_server((host, port), family=family) as listening:
         shown_host = f"[{host}]" if ":" in host else host
         server.on_started = partial(on_ready, f"http://{shown_host}:{listening.getsockname()[1]}")
-        stopping = asyncio.create_task(server.exit_after(stop))
+        drain = partial(_drain, door, backend, settings.gateway.drain_seconds)
+        stopping = asyncio.create_task(server.exit_after(stop, drain))
         try:
             await server.serve(sockets=[listening])
         finally:
             stopping.cancel()
             await backend.close()
+
+
+async def _drain(door: Door, backend: SchedulerClient, drain_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(drain_s):
+            await door.close()
+    await backend.close()
+
+
+def _door(settings: GatewaySettings) -> Door:
+    return Door(None if settings.api_keys_file is None else ApiKeys(Path(settings.api_keys_file)))
 
 
 def _load(settings: Settings) -> ServedModel:
@@ -75,6 +92,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.on_started()
 
-    async def exit_after(self, stop: asyncio.Event) -> None:
+    async def exit_after(self, stop: asyncio.Event, drain: Callable[[], Awaitable[None]]) -> None:
         await stop.wait()
+        await drain()
         self.should_exit = True

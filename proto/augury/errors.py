@@ -17,6 +17,7 @@ TABLE: dict[str, Mapping] = {
     "model_not_found": Mapping("NOT_FOUND", 404, "invalid_request_error"),
     "server_overloaded": Mapping("RESOURCE_EXHAUSTED", 503, "server_error"),
     "no_worker": Mapping("UNAVAILABLE", 503, "server_error"),
+    "deadline_exceeded": Mapping("DEADLINE_EXCEEDED", 504, "server_error"),
     "fenced": Mapping("ABORTED", 500, "server_error"),
     "unknown_pool": Mapping("FAILED_PRECONDITION", 500, "server_error"),
     "not_finite": Mapping("DATA_LOSS", 500, "server_error"),
@@ -62,6 +63,12 @@ class NoWorkerError(AuguryError):
     """No worker can take the request."""
 
     code = "no_worker"
+
+
+class DeadlineError(AuguryError):
+    """The time that the client gave its request is over."""
+
+    code = "deadline_exceeded"
 
 
 class FencedError(AuguryError):

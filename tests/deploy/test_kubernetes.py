@@ -91,7 +91,7 @@ def test_manifests_pass_strict_schema_validation(overlay: Path, version: str, tm
     assert len(plain) > 15
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump_all(plain))
-    command = [BIN / "kubernetes-validate", "--strict", "--quiet", "-k", version, str(file)]
+    command = [str(BIN / "kubernetes-validate"), "--strict", "--quiet", "-k", version, str(file)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -99,7 +99,7 @@ def test_manifests_pass_strict_schema_validation(overlay: Path, version: str, tm
 def test_strict_validation_can_fail(tmp_path: Path) -> None:
     wrong = objects(OVERLAYS[0])[0] | {"nonsense": 1}
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
-    command = [BIN / "kubernetes-validate", "--strict", str(tmp_path / "wrong.yaml")]
+    command = [str(BIN / "kubernetes-validate"), "--strict", str(tmp_path / "wrong.yaml")]
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 

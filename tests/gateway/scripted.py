@@ -31,13 +31,14 @@ def worker_status(worker_id: str, **changes: Any) -> WorkerStatus:
     """A ready worker that has done nothing yet, but for ``changes``."""
     values: dict[str, Any] = dict.fromkeys(WorkerStatus.__slots__, 0)
     values |= {"worker_id": worker_id, "ready": True, "num_blocks": 9, "num_available": 8, "block_size": 16}
-    return WorkerStatus(**values | {"accepted_at": (), "accepted_lengths": ()} | changes)
+    return WorkerStatus(**values | {"accepted_at": (), "accepted_lengths": (), "misses": {}} | changes)
 
 
 @dataclass
 class ScriptedBackend:
     script: Callable[[Generation], Script]
     num_workers: int = 1
+    num_silent: int = 0
     reachable: bool = True
     seen: list[Generation] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
@@ -67,7 +68,7 @@ class ScriptedBackend:
             vocab_size=VOCAB if ready else None,
             num_parked=4,
             workers=tuple(
-                worker_status(f"w{index}", num_running=len(self.open), num_waiting=3)
+                worker_status(f"w{index}", ready=index >= self.num_silent, num_running=len(self.open), num_waiting=3)
                 for index in range(self.num_workers)
             ),
         )

@@ -156,6 +156,17 @@ async def test_the_scheduler_comes_back_after_a_restart() -> None:
             await again
 
 
+async def test_closing_fails_what_is_open_and_what_comes_later(pair: Pair) -> None:
+    scheduler, client = pair
+    task = asyncio.create_task(collect(client, "a"))
+    await scheduler.until(lambda: len(scheduler.submitted) == 1)
+    await client.close()
+    for asking in (task, collect(client, "b")):
+        with pytest.raises(NoWorkerError, match="shutting down"):
+            await asking
+    assert (len(scheduler.submitted), scheduler.num_streams) == (1, 1)
+
+
 async def test_too_many_open_requests_are_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, client = pair
     monkeypatch.setattr(limits, "MAX_REQUESTS_PER_GATEWAY", 2)

@@ -18,7 +18,7 @@ from tests.gateway.scripted import VOCAB, WINDOW, Script, ScriptedBackend
 def make(num_prompt: int, window: int = 50, **fields: Any) -> Generation:
     request = CompletionRequest(prompt="", **fields)
     prompts = [(5,) * num_prompt]
-    (made,) = generations(request, prompts, frozenset([2]), Window(max_model_len=window, vocab_size=9), "id")
+    (made,) = generations(request, prompts, frozenset([2]), Window(max_model_len=window, vocab_size=9), "id", b"salt")
     return made
 
 

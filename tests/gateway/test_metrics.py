@@ -1,10 +1,8 @@
 """The page of metrics says what the workers say and what clients are told as usage, under both sets of names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -13,40 +11,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.applications import Starlette
 
-from augury import config
-from augury.types import Description, WorkerStatus
-from deploy import embedded
+from augury.types import Description, Miss, WorkerStatus
 from gateway import catalogue
-from gateway.app import create_app
 from gateway.catalogue import Kind
-from gateway.client import SchedulerClient
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from tests.gateway.scripted import Script, ScriptedBackend, worker_status
 from tests.gateway.tiny import write_model
-from tests.worker.tiny import save_llama, save_predictable
+from tests.gateway.whole import complete, system, write_llama
+from tests.worker.tiny import save_predictable
 
 torch.set_num_threads(1)
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 counts = st.integers(0, 2**40)
-statuses = st.builds(
-    WorkerStatus,
-    worker_id=st.uuids().map(str),
-    ready=st.booleans(),
-    num_blocks=st.integers(2, 1000),
-    num_available=st.just(1),
-    accepted_at=st.lists(counts, max_size=4).map(tuple),
-    accepted_lengths=st.lists(counts, max_size=5).map(tuple),
-    **{
-        name: counts
-        for name in WorkerStatus.__slots__
-        if name not in ("worker_id", "ready", "num_blocks", "num_available", "accepted_at", "accepted_lengths")
-    },
-)
+special = {
+    "worker_id": st.uuids().map(str),
+    "ready": st.booleans(),
+    "num_blocks": st.integers(2, 1000),
+    "num_available": st.just(1),
+    "accepted_at": st.lists(counts, max_size=4).map(tuple),
+    "accepted_lengths": st.lists(counts, max_size=5).map(tuple),
+    "misses": st.dictionaries(st.sampled_from(Miss), counts),
+}
+statuses = st.builds(WorkerStatus, **(dict.fromkeys(WorkerStatus.__slots__, counts) | special))
 
 
 def described(*workers: WorkerStatus, num_parked: int = 0) -> Description:
@@ -157,9 +147,7 @@ def test_each_choice_has_its_times(client: openai.OpenAI, port: int, backend: Sc
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_model(tmp_path_factory.mktemp("llama"))
-    save_llama(folder, vocab_size=400, max_position_embeddings=512, eos_token_id=2)
-    return folder
+    return write_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
@@ -170,30 +158,8 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@asynccontextmanager
-async def system(folder: Path, *overrides: str) -> AsyncIterator[httpx.AsyncClient]:
-    """All services and the gateway in this process, as an HTTP client sees them."""
-    settings = config.load(overrides=[f"model.path={folder}", "kv.num_blocks=60", "worker.threads=1", *overrides])
-    services = await embedded.start(settings)
-    backend = SchedulerClient(services.channel)
-    app: Starlette = create_app(backend, ServedModel.load(folder, "tiny"))
-    try:
-        await services.registered.wait()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
-            yield http
-    finally:
-        await backend.close()
-        await services.stop()
-
-
 async def scrape(http: httpx.AsyncClient) -> Samples:
     return samples((await http.get("/metrics")).text)
-
-
-async def complete(http: httpx.AsyncClient, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
-    body = {"prompt": list(prompt), "ignore_eos": True, **fields}
-    usage: dict[str, Any] = (await http.post("/v1/completions", json=body)).raise_for_status().json()["usage"]
-    return usage
 
 
 async def test_the_workers_counters_are_the_sum_of_usage(drafting: Path) -> None:

@@ -122,8 +122,10 @@ class Grant(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., granted: _Optional[bytes] = ..., computed: _Optional[bytes] = ..., block_counts: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., num_available: _Optional[int] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., sealed_counts: _Optional[bytes] = ..., misses: _Optional[bytes] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_prefixes",)
+    NUM_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    num_prefixes: int
+    def __init__(self, num_prefixes: _Optional[int] = ...) -> None: ...
 
 class Inspection(_message.Message):
     __slots__ = ("pools", "registry")
@@ -134,7 +136,14 @@ class Inspection(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolState, _Mapping]]] = ..., registry: _Optional[str] = ...) -> None: ...
 
 class PoolState(_message.Message):
-    __slots__ = ("pool", "epoch", "num_blocks", "num_free", "num_open", "num_sealed", "num_cached", "num_leases", "query_blocks", "hit_blocks")
+    __slots__ = ("pool", "epoch", "num_blocks", "num_free", "num_open", "num_sealed", "num_cached", "num_leases", "num_lookups", "query_tokens", "hit_tokens", "misses", "groups", "lifetime", "idle", "hottest", "num_restored", "num_adopted")
+    class MissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -143,8 +152,16 @@ class PoolState(_message.Message):
     NUM_SEALED_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
-    QUERY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    HOTTEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESTORED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADOPTED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     epoch: int
     num_blocks: int
@@ -153,6 +170,46 @@ class PoolState(_message.Message):
     num_sealed: int
     num_cached: int
     num_leases: int
-    query_blocks: int
-    hit_blocks: int
-    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_open: _Optional[int] = ..., num_sealed: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_leases: _Optional[int] = ..., query_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ...) -> None: ...
+    num_lookups: int
+    query_tokens: int
+    hit_tokens: int
+    misses: _containers.ScalarMap[int, int]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupState]
+    lifetime: Histogram
+    idle: Histogram
+    hottest: _containers.RepeatedCompositeFieldContainer[HotPrefix]
+    num_restored: int
+    num_adopted: int
+    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_open: _Optional[int] = ..., num_sealed: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_lookups: _Optional[int] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., misses: _Optional[_Mapping[int, int]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., lifetime: _Optional[_Union[Histogram, _Mapping]] = ..., idle: _Optional[_Union[Histogram, _Mapping]] = ..., hottest: _Optional[_Iterable[_Union[HotPrefix, _Mapping]]] = ..., num_restored: _Optional[int] = ..., num_adopted: _Optional[int] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("group", "num_open", "num_sealed", "num_held")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEALED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_FIELD_NUMBER: _ClassVar[int]
+    group: _common_pb2.KvGroup
+    num_open: int
+    num_sealed: int
+    num_held: int
+    def __init__(self, group: _Optional[_Union[_common_pb2.KvGroup, _Mapping]] = ..., num_open: _Optional[int] = ..., num_sealed: _Optional[int] = ..., num_held: _Optional[int] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "total")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., total: _Optional[float] = ...) -> None: ...
+
+class HotPrefix(_message.Message):
+    __slots__ = ("key", "num_tokens", "num_hits")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    num_tokens: int
+    num_hits: int
+    def __init__(self, key: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_hits: _Optional[int] = ...) -> None: ...
