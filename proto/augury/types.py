@@ -72,7 +72,8 @@ class Generation:
     """What a client wants generated. ``emitted`` holds tokens it already has: a continuation starts after them.
 
     ``max_drafts`` bounds the drafts verified in one step; None leaves it to the worker. ``inputs`` stand in order and
-    do not overlap.
+    do not overlap. What has not ended ``timeout_s`` seconds after it was submitted is of no use. ``client`` is whom it
+    is for, ``trace`` a W3C traceparent.
     """
 
     request_id: str
@@ -84,6 +85,9 @@ class Generation:
     cache_salt: bytes = b""
     max_drafts: int | None = None
     inputs: tuple[EncoderInput, ...] = ()
+    timeout_s: float | None = None
+    client: bytes | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,8 @@ class Ended:
 class Delta:
     """What one iteration brought for one request: new tokens, and its end if it ended.
 
-    ``num_cached`` prompt tokens were taken from the prefix cache when the request was first admitted. ``num_drafts``
+    ``num_cached`` prompt tokens were taken from the prefix cache when the request was first admitted, ``waited_ms``
+    after it was submitted. ``num_drafts``
     were verified in this iteration, and ``num_accepted`` of them became text.
     """
 
@@ -108,6 +113,7 @@ class Delta:
     num_cached: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    waited_ms: int = 0
     ended: Ended | None = None
 
 
@@ -118,7 +124,8 @@ class WorkerStatus:
     ``num_available`` blocks are free or cached. ``query_tokens`` were looked up in the prefix cache, ``hit_tokens``
     found; ``misses[reason]`` lookups ended short for that reason. ``num_drafts`` counts steps of a request that
     verified drafts, ``accepted_at[i]`` how often draft i of a step became text, ``accepted_lengths[k]`` how often k of
-    a step's drafts did.
+    a step's drafts did, ``iteration_tokens[k]`` how often the number of an iteration's tokens had k bits. A worker that
+    is ``draining`` gets no new requests. ``queue_tokens`` are known and have yet to be computed.
     """
 
     worker_id: str
@@ -140,17 +147,24 @@ class WorkerStatus:
     accepted_at: tuple[int, ...]
     accepted_lengths: tuple[int, ...]
     misses: Mapping[Miss, int]
+    draining: bool = False
+    queue_tokens: int = 0
+    iteration_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A scheduler's workers. ``max_model_len`` (tokens) and ``vocab_size`` fit them all; None without workers."""
+    """A scheduler's workers. ``max_model_len`` (tokens) and ``vocab_size`` fit them all; None without workers.
+
+    ``flaws`` says in words what does not work as it should though requests are answered.
+    """
 
     model: str | None
     max_model_len: int | None
     vocab_size: int | None
     num_parked: int
     workers: tuple[WorkerStatus, ...]
+    flaws: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +235,7 @@ class Reserve:
     num_ahead: int
     num_computed: int = 0
     keys: tuple[tuple[bytes, ...], ...] = ()
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +293,7 @@ class NewRequest:
     stopping: StopParams
     max_drafts: int | None = None
     inputs: tuple[EncoderInput, ...] = ()
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

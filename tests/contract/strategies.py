@@ -73,6 +73,9 @@ generations = st.builds(
     cache_salt=st.binary(max_size=5),
     max_drafts=st.none() | counts,
     inputs=inputs,
+    timeout_s=st.none() | counts.map(lambda milliseconds: milliseconds / 1000),
+    client=st.none() | st.binary(max_size=5),
+    trace=st.none() | names,
 )
 endeds = st.builds(
     Ended,
@@ -88,6 +91,7 @@ deltas = st.builds(
     num_cached=small,
     num_drafts=small,
     num_accepted=small,
+    waited_ms=small,
     ended=st.none() | endeds,
 )
 totals = st.integers(0, 2**64 - 1)
@@ -99,6 +103,9 @@ statuses = st.builds(
     **dict.fromkeys(("prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens"), totals),
     **dict.fromkeys(("num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens"), totals),
     **dict.fromkeys(("accepted_at", "accepted_lengths"), tuples(totals)),
+    draining=st.booleans(),
+    queue_tokens=totals,
+    iteration_tokens=tuples(totals),
     misses=st.dictionaries(st.sampled_from(Miss), totals, max_size=3),
 )
 positive = st.integers(1, 2**32 - 1)
@@ -119,6 +126,7 @@ descriptions = st.builds(
     vocab_size=st.none() | positive,
     num_parked=counts,
     workers=tuples(statuses, 2),
+    flaws=tuples(names),
 )
 infos = st.builds(
     WorkerInfo,
@@ -181,6 +189,7 @@ proposals = st.builds(
                 num_ahead=ints,
                 num_computed=ints,
                 keys=per_group(tuples(keys), num_groups),
+                trace=st.none() | st.text(min_size=1, max_size=8),
             )
         )
     ),
@@ -222,6 +231,7 @@ steps = st.builds(
             stopping=stoppings,
             max_drafts=st.none() | counts,
             inputs=inputs,
+            trace=st.none() | names,
         ),
         max_size=2,
     ),

@@ -95,6 +95,7 @@ def proposal_to_wire(proposal: Proposal) -> kvcache_pb2.Proposal:
         reserve_ahead=ints([reserve.num_ahead for reserve in reserves]),
         reserve_computed=ints([reserve.num_computed for reserve in reserves]),
         reserve_key_counts=ints(ragged_counts([reserve.keys for reserve in reserves])),
+        reserve_traces={index: reserve.trace for index, reserve in enumerate(reserves) if reserve.trace},
         reserve_keys=b"".join(key for reserve in reserves for keys in reserve.keys for key in keys),
     )
 
@@ -117,8 +118,15 @@ def proposal_from_wire(wire: kvcache_pb2.Proposal) -> Proposal:
         ),
         releases=tuple(to_longs(wire.releases)),
         reserves=tuple(
-            Reserve(lease=a, num_slots=b, num_ahead=c, num_computed=d, keys=e if any(e) else ())
-            for a, b, c, d, e in zip(wanting, slots, ahead, computed, lookups, strict=True)
+            Reserve(
+                lease=a,
+                num_slots=b,
+                num_ahead=c,
+                num_computed=d,
+                keys=e if any(e) else (),
+                trace=wire.reserve_traces.get(index),
+            )
+            for index, (a, b, c, d, e) in enumerate(zip(wanting, slots, ahead, computed, lookups, strict=True))
         ),
     )
 

@@ -40,6 +40,9 @@ def submit_to_wire(ticket: int, generation: Generation) -> scheduler_pb2.Submit:
         cache_salt=generation.cache_salt,
         max_drafts=generation.max_drafts,
         inputs=map(input_to_wire, generation.inputs),
+        timeout_ms=None if generation.timeout_s is None else round(generation.timeout_s * 1000),
+        client=generation.client,
+        trace=generation.trace,
     )
 
 
@@ -54,6 +57,9 @@ def submit_from_wire(wire: scheduler_pb2.Submit) -> Generation:
         cache_salt=wire.cache_salt,
         max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
         inputs=tuple(map(input_from_wire, wire.inputs)),
+        timeout_s=wire.timeout_ms / 1000 if wire.HasField("timeout_ms") else None,
+        client=wire.client if wire.HasField("client") else None,
+        trace=wire.trace if wire.HasField("trace") else None,
     )
 
 
@@ -66,13 +72,14 @@ def deltas_to_wire(deltas: Sequence[Delta]) -> scheduler_pb2.ServerMessage:
         cached=ints([delta.num_cached for delta in deltas]),
         drafts=ints([delta.num_drafts for delta in deltas]),
         accepted=ints([delta.num_accepted for delta in deltas]),
+        waited_ms=ints([delta.waited_ms for delta in deltas]),
         ended=[_ended_to_wire(delta.ticket, delta.ended) for delta in deltas if delta.ended],
     )
 
 
 def deltas_from_wire(wire: scheduler_pb2.ServerMessage) -> list[Delta]:
     tickets, counts = to_longs(wire.tickets), to_ints(wire.counts)
-    numbers = to_ints(wire.cached), to_ints(wire.drafts), to_ints(wire.accepted)
+    numbers = to_ints(wire.cached), to_ints(wire.drafts), to_ints(wire.accepted), to_ints(wire.waited_ms)
     same_length(tickets, counts, *numbers)
     ended = {end.ticket: _ended_from_wire(end) for end in wire.ended}
     tokens = split(to_ints(wire.tokens), counts)
@@ -86,9 +93,10 @@ def deltas_from_wire(wire: scheduler_pb2.ServerMessage) -> list[Delta]:
             num_cached=num_cached,
             num_drafts=num_drafts,
             num_accepted=num_accepted,
+            waited_ms=waited_ms,
             ended=ended.get(ticket) if last[ticket] == index else None,
         )
-        for index, (ticket, part, num_cached, num_drafts, num_accepted) in enumerate(
+        for index, (ticket, part, num_cached, num_drafts, num_accepted, waited_ms) in enumerate(
             zip(tickets, tokens, *numbers, strict=True)
         )
     ]
@@ -113,8 +121,8 @@ def _ended_from_wire(wire: scheduler_pb2.Ended) -> Ended:
     )
 
 
-_SPECIAL = ("accepted_at", "accepted_lengths", "misses")
-_STATUS_FIELDS = [name for name in WorkerStatus.__slots__ if name not in _SPECIAL]
+_COLUMNS = ("accepted_at", "accepted_lengths", "iteration_tokens")
+_STATUS_FIELDS = [name for name in WorkerStatus.__slots__ if name not in (*_COLUMNS, "misses")]
 
 
 def description_to_wire(description: Description) -> scheduler_pb2.Description:
@@ -123,6 +131,7 @@ def description_to_wire(description: Description) -> scheduler_pb2.Description:
         max_model_len=description.max_model_len or 0,
         vocab_size=description.vocab_size or 0,
         num_parked=description.num_parked,
+        flaws=description.flaws,
         workers=map(_status_to_wire, description.workers),
     )
 
@@ -133,16 +142,15 @@ def description_from_wire(wire: scheduler_pb2.Description) -> Description:
         max_model_len=wire.max_model_len or None,
         vocab_size=wire.vocab_size or None,
         num_parked=wire.num_parked,
+        flaws=tuple(wire.flaws),
         workers=tuple(map(_status_from_wire, wire.workers)),
     )
 
 
 def _status_to_wire(worker: WorkerStatus) -> scheduler_pb2.WorkerState:
     return scheduler_pb2.WorkerState(
-        accepted_at=worker.accepted_at,
-        accepted_lengths=worker.accepted_lengths,
         misses={miss_to_wire(miss): count for miss, count in worker.misses.items()},
-        **{name: getattr(worker, name) for name in _STATUS_FIELDS},
+        **{name: getattr(worker, name) for name in (*_STATUS_FIELDS, *_COLUMNS)},
     )
 
 
@@ -151,6 +159,7 @@ def _status_from_wire(wire: scheduler_pb2.WorkerState) -> WorkerStatus:
     return WorkerStatus(
         accepted_at=tuple(wire.accepted_at),
         accepted_lengths=tuple(wire.accepted_lengths),
+        iteration_tokens=tuple(wire.iteration_tokens),
         misses={miss: count for miss, count in misses.items() if miss is not None},
         **{name: getattr(wire, name) for name in _STATUS_FIELDS},
     )

@@ -40,6 +40,7 @@ def _new_request_to_wire(new: NewRequest) -> worker_pb2.NewRequest:
         stopping=stopping_to_wire(new.stopping),
         max_drafts=new.max_drafts,
         inputs=map(input_to_wire, new.inputs),
+        trace=new.trace,
     )
 
 
@@ -57,6 +58,7 @@ def _new_request_from_wire(wire: worker_pb2.NewRequest) -> NewRequest:
         stopping=stopping_from_wire(wire.stopping),
         max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
         inputs=tuple(map(input_from_wire, wire.inputs)),
+        trace=wire.trace if wire.HasField("trace") else None,
     )
 
 

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from augury.v1 import common_pb2 as augury_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ugury/v1/kvcache.proto\x12\taugury.v1\x1a\x16\x61ugury/v1/common.proto\"\xc7\x02\n\x0fOpenPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\"\n\x06groups\x18\x06 \x03(\x0b\x32\x12.augury.v1.KvGroup\x12\x0e\n\x06leases\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x08 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\t \x01(\x0c\x12\x13\n\x0bseal_counts\x18\n \x01(\x0c\x12\x13\n\x0bseal_groups\x18\x0b \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x0c \x01(\x0c\x12\x11\n\tseal_keys\x18\r \x01(\x0c\x12\x16\n\x0e\x63ontent_blocks\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63ontent_keys\x18\x0f \x01(\x0c\":\n\rOpenPoolReply\x12\x15\n\rnum_available\x18\x01 \x01(\r\x12\x12\n\nnum_cached\x18\x02 \x01(\r\"/\n\x10\x43losePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x10\n\x0e\x43losePoolReply\"\xc3\x02\n\x08Proposal\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0b\n\x03seq\x18\x03 \x01(\x03\x12\x16\n\x0e\x66orgotten_keys\x18\x04 \x01(\x0c\x12\x13\n\x0bseal_leases\x18\x05 \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x06 \x01(\x0c\x12\x11\n\tseal_keys\x18\x07 \x01(\x0c\x12\x10\n\x08releases\x18\x08 \x01(\x0c\x12\x16\n\x0ereserve_leases\x18\t \x01(\x0c\x12\x15\n\rreserve_slots\x18\n \x01(\x0c\x12\x1a\n\x12reserve_key_counts\x18\x0b \x01(\x0c\x12\x14\n\x0creserve_keys\x18\x0c \x01(\x0c\x12\x13\n\x0bseal_groups\x18\r \x01(\x0c\x12\x15\n\rreserve_ahead\x18\x0e \x01(\x0c\x12\x18\n\x10reserve_computed\x18\x0f \x01(\x0c\"\xd5\x01\n\x05Grant\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0b\n\x03seq\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x0c\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x0c\x12\x15\n\rnum_available\x18\x07 \x01(\r\x12\x12\n\nerror_code\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\x12\x15\n\rsealed_counts\x18\n \x01(\x0c\x12\x0e\n\x06misses\x18\x0b \x01(\x0c\"&\n\x0eInspectRequest\x12\x14\n\x0cnum_prefixes\x18\x01 \x01(\r\"C\n\nInspection\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.augury.v1.PoolState\x12\x10\n\x08registry\x18\x02 \x01(\t\"\x81\x04\n\tPoolState\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x10\n\x08num_free\x18\x04 \x01(\r\x12\x10\n\x08num_open\x18\x05 \x01(\r\x12\x12\n\nnum_sealed\x18\x06 \x01(\r\x12\x12\n\nnum_cached\x18\x07 \x01(\r\x12\x12\n\nnum_leases\x18\x08 \x01(\r\x12\x13\n\x0bnum_lookups\x18\t \x01(\x04\x12\x14\n\x0cquery_tokens\x18\n \x01(\x04\x12\x12\n\nhit_tokens\x18\x0b \x01(\x04\x12\x30\n\x06misses\x18\x0c \x03(\x0b\x32 .augury.v1.PoolState.MissesEntry\x12%\n\x06groups\x18\r \x03(\x0b\x32\x15.augury.v1.GroupState\x12&\n\x08lifetime\x18\x0e \x01(\x0b\x32\x14.augury.v1.Histogram\x12\"\n\x04idle\x18\x0f \x01(\x0b\x32\x14.augury.v1.Histogram\x12%\n\x07hottest\x18\x10 \x03(\x0b\x32\x14.augury.v1.HotPrefix\x12\x14\n\x0cnum_restored\x18\x11 \x01(\r\x12\x13\n\x0bnum_adopted\x18\x12 \x01(\r\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"g\n\nGroupState\x12!\n\x05group\x18\x01 \x01(\x0b\x32\x12.augury.v1.KvGroup\x12\x10\n\x08num_open\x18\x02 \x01(\r\x12\x12\n\nnum_sealed\x18\x03 \x01(\r\x12\x10\n\x08num_held\x18\x04 \x01(\r\":\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\r\n\x05total\x18\x03 \x01(\x01\">\n\tHotPrefix\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x10\n\x08num_hits\x18\x03 \x01(\x04\x32\x80\x02\n\x07KVCache\x12@\n\x08OpenPool\x12\x1a.augury.v1.OpenPoolRequest\x1a\x18.augury.v1.OpenPoolReply\x12\x31\n\x04Step\x12\x13.augury.v1.Proposal\x1a\x10.augury.v1.Grant(\x01\x30\x01\x12\x43\n\tClosePool\x12\x1b.augury.v1.ClosePoolRequest\x1a\x19.augury.v1.ClosePoolReply\x12;\n\x07Inspect\x12\x19.augury.v1.InspectRequest\x1a\x15.augury.v1.Inspectionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ugury/v1/kvcache.proto\x12\taugury.v1\x1a\x16\x61ugury/v1/common.proto\"\xc7\x02\n\x0fOpenPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\"\n\x06groups\x18\x06 \x03(\x0b\x32\x12.augury.v1.KvGroup\x12\x0e\n\x06leases\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x08 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\t \x01(\x0c\x12\x13\n\x0bseal_counts\x18\n \x01(\x0c\x12\x13\n\x0bseal_groups\x18\x0b \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x0c \x01(\x0c\x12\x11\n\tseal_keys\x18\r \x01(\x0c\x12\x16\n\x0e\x63ontent_blocks\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63ontent_keys\x18\x0f \x01(\x0c\":\n\rOpenPoolReply\x12\x15\n\rnum_available\x18\x01 \x01(\r\x12\x12\n\nnum_cached\x18\x02 \x01(\r\"/\n\x10\x43losePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x10\n\x0e\x43losePoolReply\"\xb9\x03\n\x08Proposal\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0b\n\x03seq\x18\x03 \x01(\x03\x12\x16\n\x0e\x66orgotten_keys\x18\x04 \x01(\x0c\x12\x13\n\x0bseal_leases\x18\x05 \x01(\x0c\x12\x14\n\x0cseal_indices\x18\x06 \x01(\x0c\x12\x11\n\tseal_keys\x18\x07 \x01(\x0c\x12\x10\n\x08releases\x18\x08 \x01(\x0c\x12\x16\n\x0ereserve_leases\x18\t \x01(\x0c\x12\x15\n\rreserve_slots\x18\n \x01(\x0c\x12\x1a\n\x12reserve_key_counts\x18\x0b \x01(\x0c\x12\x14\n\x0creserve_keys\x18\x0c \x01(\x0c\x12\x13\n\x0bseal_groups\x18\r \x01(\x0c\x12\x15\n\rreserve_ahead\x18\x0e \x01(\x0c\x12\x18\n\x10reserve_computed\x18\x0f \x01(\x0c\x12>\n\x0ereserve_traces\x18\x10 \x03(\x0b\x32&.augury.v1.Proposal.ReserveTracesEntry\x1a\x34\n\x12ReserveTracesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd5\x01\n\x05Grant\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0b\n\x03seq\x18\x02 \x01(\x03\x12\x0f\n\x07granted\x18\x03 \x01(\x0c\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x0c\x12\x15\n\rnum_available\x18\x07 \x01(\r\x12\x12\n\nerror_code\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\x12\x15\n\rsealed_counts\x18\n \x01(\x0c\x12\x0e\n\x06misses\x18\x0b \x01(\x0c\"&\n\x0eInspectRequest\x12\x14\n\x0cnum_prefixes\x18\x01 \x01(\r\"C\n\nInspection\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.augury.v1.PoolState\x12\x10\n\x08registry\x18\x02 \x01(\t\"\x81\x04\n\tPoolState\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x10\n\x08num_free\x18\x04 \x01(\r\x12\x10\n\x08num_open\x18\x05 \x01(\r\x12\x12\n\nnum_sealed\x18\x06 \x01(\r\x12\x12\n\nnum_cached\x18\x07 \x01(\r\x12\x12\n\nnum_leases\x18\x08 \x01(\r\x12\x13\n\x0bnum_lookups\x18\t \x01(\x04\x12\x14\n\x0cquery_tokens\x18\n \x01(\x04\x12\x12\n\nhit_tokens\x18\x0b \x01(\x04\x12\x30\n\x06misses\x18\x0c \x03(\x0b\x32 .augury.v1.PoolState.MissesEntry\x12%\n\x06groups\x18\r \x03(\x0b\x32\x15.augury.v1.GroupState\x12&\n\x08lifetime\x18\x0e \x01(\x0b\x32\x14.augury.v1.Histogram\x12\"\n\x04idle\x18\x0f \x01(\x0b\x32\x14.augury.v1.Histogram\x12%\n\x07hottest\x18\x10 \x03(\x0b\x32\x14.augury.v1.HotPrefix\x12\x14\n\x0cnum_restored\x18\x11 \x01(\r\x12\x13\n\x0bnum_adopted\x18\x12 \x01(\r\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"g\n\nGroupState\x12!\n\x05group\x18\x01 \x01(\x0b\x32\x12.augury.v1.KvGroup\x12\x10\n\x08num_open\x18\x02 \x01(\r\x12\x12\n\nnum_sealed\x18\x03 \x01(\r\x12\x10\n\x08num_held\x18\x04 \x01(\r\":\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\r\n\x05total\x18\x03 \x01(\x01\">\n\tHotPrefix\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x10\n\x08num_hits\x18\x03 \x01(\x04\"\x0f\n\rStatusRequest\"\x1f\n\x0bStatusReply\x12\x10\n\x08registry\x18\x01 \x01(\t2\xbc\x02\n\x07KVCache\x12@\n\x08OpenPool\x12\x1a.augury.v1.OpenPoolRequest\x1a\x18.augury.v1.OpenPoolReply\x12\x31\n\x04Step\x12\x13.augury.v1.Proposal\x1a\x10.augury.v1.Grant(\x01\x30\x01\x12\x43\n\tClosePool\x12\x1b.augury.v1.ClosePoolRequest\x1a\x19.augury.v1.ClosePoolReply\x12;\n\x07Inspect\x12\x19.augury.v1.InspectRequest\x1a\x15.augury.v1.Inspection\x12:\n\x06Status\x12\x18.augury.v1.StatusRequest\x1a\x16.augury.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'augury.v1.kvcache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PROPOSAL_RESERVETRACESENTRY']._loaded_options = None
+  _globals['_PROPOSAL_RESERVETRACESENTRY']._serialized_options = b'8\001'
   _globals['_POOLSTATE_MISSESENTRY']._loaded_options = None
   _globals['_POOLSTATE_MISSESENTRY']._serialized_options = b'8\001'
   _globals['_OPENPOOLREQUEST']._serialized_start=63
@@ -43,23 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSEPOOLREPLY']._serialized_start=501
   _globals['_CLOSEPOOLREPLY']._serialized_end=517
   _globals['_PROPOSAL']._serialized_start=520
-  _globals['_PROPOSAL']._serialized_end=843
-  _globals['_GRANT']._serialized_start=846
-  _globals['_GRANT']._serialized_end=1059
-  _globals['_INSPECTREQUEST']._serialized_start=1061
-  _globals['_INSPECTREQUEST']._serialized_end=1099
-  _globals['_INSPECTION']._serialized_start=1101
-  _globals['_INSPECTION']._serialized_end=1168
-  _globals['_POOLSTATE']._serialized_start=1171
-  _globals['_POOLSTATE']._serialized_end=1684
-  _globals['_POOLSTATE_MISSESENTRY']._serialized_start=1639
-  _globals['_POOLSTATE_MISSESENTRY']._serialized_end=1684
-  _globals['_GROUPSTATE']._serialized_start=1686
-  _globals['_GROUPSTATE']._serialized_end=1789
-  _globals['_HISTOGRAM']._serialized_start=1791
-  _globals['_HISTOGRAM']._serialized_end=1849
-  _globals['_HOTPREFIX']._serialized_start=1851
-  _globals['_HOTPREFIX']._serialized_end=1913
-  _globals['_KVCACHE']._serialized_start=1916
-  _globals['_KVCACHE']._serialized_end=2172
+  _globals['_PROPOSAL']._serialized_end=961
+  _globals['_PROPOSAL_RESERVETRACESENTRY']._serialized_start=909
+  _globals['_PROPOSAL_RESERVETRACESENTRY']._serialized_end=961
+  _globals['_GRANT']._serialized_start=964
+  _globals['_GRANT']._serialized_end=1177
+  _globals['_INSPECTREQUEST']._serialized_start=1179
+  _globals['_INSPECTREQUEST']._serialized_end=1217
+  _globals['_INSPECTION']._serialized_start=1219
+  _globals['_INSPECTION']._serialized_end=1286
+  _globals['_POOLSTATE']._serialized_start=1289
+  _globals['_POOLSTATE']._serialized_end=1802
+  _globals['_POOLSTATE_MISSESENTRY']._serialized_start=1757
+  _globals['_POOLSTATE_MISSESENTRY']._serialized_end=1802
+  _globals['_GROUPSTATE']._serialized_start=1804
+  _globals['_GROUPSTATE']._serialized_end=1907
+  _globals['_HISTOGRAM']._serialized_start=1909
+  _globals['_HISTOGRAM']._serialized_end=1967
+  _globals['_HOTPREFIX']._serialized_start=1969
+  _globals['_HOTPREFIX']._serialized_end=2031
+  _globals['_STATUSREQUEST']._serialized_start=2033
+  _globals['_STATUSREQUEST']._serialized_end=2048
+  _globals['_STATUSREPLY']._serialized_start=2050
+  _globals['_STATUSREPLY']._serialized_end=2081
+  _globals['_KVCACHE']._serialized_start=2084
+  _globals['_KVCACHE']._serialized_end=2400
 # @@protoc_insertion_point(module_scope)

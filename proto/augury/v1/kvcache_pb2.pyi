@@ -62,7 +62,14 @@ class ClosePoolReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("pool", "epoch", "seq", "forgotten_keys", "seal_leases", "seal_indices", "seal_keys", "releases", "reserve_leases", "reserve_slots", "reserve_key_counts", "reserve_keys", "seal_groups", "reserve_ahead", "reserve_computed")
+    __slots__ = ("pool", "epoch", "seq", "forgotten_keys", "seal_leases", "seal_indices", "seal_keys", "releases", "reserve_leases", "reserve_slots", "reserve_key_counts", "reserve_keys", "seal_groups", "reserve_ahead", "reserve_computed", "reserve_traces")
+    class ReserveTracesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +85,7 @@ class Proposal(_message.Message):
     SEAL_GROUPS_FIELD_NUMBER: _ClassVar[int]
     RESERVE_AHEAD_FIELD_NUMBER: _ClassVar[int]
     RESERVE_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_TRACES_FIELD_NUMBER: _ClassVar[int]
     pool: str
     epoch: int
     seq: int
@@ -93,7 +101,8 @@ class Proposal(_message.Message):
     seal_groups: bytes
     reserve_ahead: bytes
     reserve_computed: bytes
-    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., forgotten_keys: _Optional[bytes] = ..., seal_leases: _Optional[bytes] = ..., seal_indices: _Optional[bytes] = ..., seal_keys: _Optional[bytes] = ..., releases: _Optional[bytes] = ..., reserve_leases: _Optional[bytes] = ..., reserve_slots: _Optional[bytes] = ..., reserve_key_counts: _Optional[bytes] = ..., reserve_keys: _Optional[bytes] = ..., seal_groups: _Optional[bytes] = ..., reserve_ahead: _Optional[bytes] = ..., reserve_computed: _Optional[bytes] = ...) -> None: ...
+    reserve_traces: _containers.ScalarMap[int, str]
+    def __init__(self, pool: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., forgotten_keys: _Optional[bytes] = ..., seal_leases: _Optional[bytes] = ..., seal_indices: _Optional[bytes] = ..., seal_keys: _Optional[bytes] = ..., releases: _Optional[bytes] = ..., reserve_leases: _Optional[bytes] = ..., reserve_slots: _Optional[bytes] = ..., reserve_key_counts: _Optional[bytes] = ..., reserve_keys: _Optional[bytes] = ..., seal_groups: _Optional[bytes] = ..., reserve_ahead: _Optional[bytes] = ..., reserve_computed: _Optional[bytes] = ..., reserve_traces: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("epoch", "seq", "granted", "computed", "block_counts", "blocks", "num_available", "error_code", "error_message", "sealed_counts", "misses")
@@ -213,3 +222,13 @@ class HotPrefix(_message.Message):
     num_tokens: int
     num_hits: int
     def __init__(self, key: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_hits: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("registry",)
+    REGISTRY_FIELD_NUMBER: _ClassVar[int]
+    registry: str
+    def __init__(self, registry: _Optional[str] = ...) -> None: ...

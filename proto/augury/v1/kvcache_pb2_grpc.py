@@ -54,6 +54,11 @@ class KVCacheStub:
                 request_serializer=augury_dot_v1_dot_kvcache__pb2.InspectRequest.SerializeToString,
                 response_deserializer=augury_dot_v1_dot_kvcache__pb2.Inspection.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/augury.v1.KVCache/Status',
+                request_serializer=augury_dot_v1_dot_kvcache__pb2.StatusRequest.SerializeToString,
+                response_deserializer=augury_dot_v1_dot_kvcache__pb2.StatusReply.FromString,
+                _registered_method=True)
 
 
 class KVCacheServicer:
@@ -85,6 +90,12 @@ class KVCacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVCacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +118,11 @@ def add_KVCacheServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=augury_dot_v1_dot_kvcache__pb2.InspectRequest.FromString,
                     response_serializer=augury_dot_v1_dot_kvcache__pb2.Inspection.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=augury_dot_v1_dot_kvcache__pb2.StatusRequest.FromString,
+                    response_serializer=augury_dot_v1_dot_kvcache__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +233,33 @@ class KVCache:
             '/augury.v1.KVCache/Inspect',
             augury_dot_v1_dot_kvcache__pb2.InspectRequest.SerializeToString,
             augury_dot_v1_dot_kvcache__pb2.Inspection.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/augury.v1.KVCache/Status',
+            augury_dot_v1_dot_kvcache__pb2.StatusRequest.SerializeToString,
+            augury_dot_v1_dot_kvcache__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,7 @@ class KVCacheStub:
     """One message each way and iteration. A replayed (epoch, seq) returns the stored grant."""
     ClosePool: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.ClosePoolRequest, _kvcache_pb2.ClosePoolReply]
     Inspect: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.InspectRequest, _kvcache_pb2.Inspection]
+    Status: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.StatusRequest, _kvcache_pb2.StatusReply]
 
 @_typing.type_check_only
 class KVCacheAsyncStub(KVCacheStub):
@@ -47,6 +48,7 @@ class KVCacheAsyncStub(KVCacheStub):
     """One message each way and iteration. A replayed (epoch, seq) returns the stored grant."""
     ClosePool: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.ClosePoolRequest, _kvcache_pb2.ClosePoolReply]  # type: ignore[assignment]
     Inspect: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.InspectRequest, _kvcache_pb2.Inspection]  # type: ignore[assignment]
+    Status: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.StatusRequest, _kvcache_pb2.StatusReply]  # type: ignore[assignment]
 
 class KVCacheServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,5 +80,12 @@ class KVCacheServicer(metaclass=_abc_1.ABCMeta):
         request: _kvcache_pb2.InspectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvcache_pb2.Inspection, _abc.Awaitable[_kvcache_pb2.Inspection]]: ...
+
+    @_abc_1.abstractmethod
+    def Status(
+        self,
+        request: _kvcache_pb2.StatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvcache_pb2.StatusReply, _abc.Awaitable[_kvcache_pb2.StatusReply]]: ...
 
 def add_KVCacheServicer_to_server(servicer: KVCacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from augury.v1 import common_pb2 as augury_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61ugury/v1/scheduler.proto\x12\taugury.v1\x1a\x16\x61ugury/v1/common.proto\"a\n\rClientMessage\x12#\n\x06submit\x18\x01 \x01(\x0b\x32\x11.augury.v1.SubmitH\x00\x12#\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x11.augury.v1.CancelH\x00\x42\x06\n\x04\x62ody\"\x9a\x02\n\x06Submit\x12\x0e\n\x06ticket\x18\x01 \x01(\x03\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\x0c\x12\x0f\n\x07\x65mitted\x18\x04 \x01(\x0c\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.augury.v1.SamplingParams\x12\'\n\x08stopping\x18\x06 \x01(\x0b\x32\x15.augury.v1.StopParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x17\n\nmax_drafts\x18\t \x01(\rH\x00\x88\x01\x01\x12\'\n\x06inputs\x18\n \x03(\x0b\x32\x17.augury.v1.EncoderInputB\r\n\x0b_max_drafts\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06ticket\x18\x01 \x01(\x03\"\x93\x01\n\rServerMessage\x12\x0f\n\x07tickets\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x0c\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\x0c\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x0c\x12\x1f\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x10.augury.v1.Ended\"h\n\x05\x45nded\x12\x0e\n\x06ticket\x18\x01 \x01(\x03\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.augury.v1.EndReason\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"\x84\x01\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.augury.v1.WorkerState\x12\x12\n\nnum_parked\x18\x05 \x01(\r\"\xf6\x03\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x15\n\rnum_available\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11generation_tokens\x18\t \x01(\x04\x12\x12\n\nhit_tokens\x18\n \x01(\x04\x12\x14\n\x0cquery_tokens\x18\x0b \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0c \x01(\x04\x12\x16\n\x0enum_iterations\x18\r \x01(\x04\x12\x13\n\x0bnum_refused\x18\x0e \x01(\x04\x12\x12\n\nnum_drafts\x18\x0f \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x10 \x01(\x04\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x11 \x03(\x04\x12\x18\n\x10\x61\x63\x63\x65pted_lengths\x18\x12 \x03(\x04\x12\x32\n\x06misses\x18\x13 \x03(\x0b\x32\".augury.v1.WorkerState.MissesEntry\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"j\n\x0cWorkerReport\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.augury.v1.WorkerHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.augury.v1.HeartbeatH\x00\x42\x06\n\x04\x62ody\"\xaf\x02\n\x0bWorkerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\"\n\x06groups\x18\x07 \x03(\x0b\x32\x12.augury.v1.KvGroup\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x12\x1d\n\x15num_prefill_lookahead\x18\n \x01(\r\x12\x12\n\nmax_drafts\x18\x0b \x01(\r\x12\x16\n\x0e\x65ncoder_budget\x18\x0c \x01(\r\x12\x15\n\rencoder_cache\x18\r \x01(\r\"\x0b\n\tHeartbeat\"\"\n\x0cWorkerOrders\x12\x12\n\nregistered\x18\x01 \x01(\x08\x32\x8f\x01\n\tScheduler\x12\x42\n\x08Generate\x12\x18.augury.v1.ClientMessage\x1a\x18.augury.v1.ServerMessage(\x01\x30\x01\x12>\n\x08\x44\x65scribe\x12\x1a.augury.v1.DescribeRequest\x1a\x16.augury.v1.Description2K\n\x07Workers\x12@\n\x08Register\x12\x17.augury.v1.WorkerReport\x1a\x17.augury.v1.WorkerOrders(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61ugury/v1/scheduler.proto\x12\taugury.v1\x1a\x16\x61ugury/v1/common.proto\"a\n\rClientMessage\x12#\n\x06submit\x18\x01 \x01(\x0b\x32\x11.augury.v1.SubmitH\x00\x12#\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x11.augury.v1.CancelH\x00\x42\x06\n\x04\x62ody\"\x80\x03\n\x06Submit\x12\x0e\n\x06ticket\x18\x01 \x01(\x03\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\x0c\x12\x0f\n\x07\x65mitted\x18\x04 \x01(\x0c\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.augury.v1.SamplingParams\x12\'\n\x08stopping\x18\x06 \x01(\x0b\x32\x15.augury.v1.StopParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x17\n\nmax_drafts\x18\t \x01(\rH\x00\x88\x01\x01\x12\'\n\x06inputs\x18\n \x03(\x0b\x32\x17.augury.v1.EncoderInput\x12\x17\n\ntimeout_ms\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x13\n\x06\x63lient\x18\x0c \x01(\x0cH\x02\x88\x01\x01\x12\x12\n\x05trace\x18\r \x01(\tH\x03\x88\x01\x01\x42\r\n\x0b_max_draftsB\r\n\x0b_timeout_msB\t\n\x07_clientB\x08\n\x06_trace\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06ticket\x18\x01 \x01(\x03\"\xa6\x01\n\rServerMessage\x12\x0f\n\x07tickets\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x0c\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\x0c\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x0c\x12\x1f\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x10.augury.v1.Ended\x12\x11\n\twaited_ms\x18\x08 \x01(\x0c\"h\n\x05\x45nded\x12\x0e\n\x06ticket\x18\x01 \x01(\x03\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.augury.v1.EndReason\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"\x93\x01\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.augury.v1.WorkerState\x12\x12\n\nnum_parked\x18\x05 \x01(\r\x12\r\n\x05\x66laws\x18\x06 \x03(\t\"\xb8\x04\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x15\n\rnum_available\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11generation_tokens\x18\t \x01(\x04\x12\x12\n\nhit_tokens\x18\n \x01(\x04\x12\x14\n\x0cquery_tokens\x18\x0b \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0c \x01(\x04\x12\x16\n\x0enum_iterations\x18\r \x01(\x04\x12\x13\n\x0bnum_refused\x18\x0e \x01(\x04\x12\x12\n\nnum_drafts\x18\x0f \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x10 \x01(\x04\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x11 \x03(\x04\x12\x18\n\x10\x61\x63\x63\x65pted_lengths\x18\x12 \x03(\x04\x12\x32\n\x06misses\x18\x13 \x03(\x0b\x32\".augury.v1.WorkerState.MissesEntry\x12\x10\n\x08\x64raining\x18\x14 \x01(\x08\x12\x14\n\x0cqueue_tokens\x18\x15 \x01(\x04\x12\x18\n\x10iteration_tokens\x18\x16 \x03(\x04\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x91\x01\n\x0cWorkerReport\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.augury.v1.WorkerHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.augury.v1.HeartbeatH\x00\x12%\n\x07leaving\x18\x03 \x01(\x0b\x32\x12.augury.v1.LeavingH\x00\x42\x06\n\x04\x62ody\"\xaf\x02\n\x0bWorkerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\"\n\x06groups\x18\x07 \x03(\x0b\x32\x12.augury.v1.KvGroup\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x12\x1d\n\x15num_prefill_lookahead\x18\n \x01(\r\x12\x12\n\nmax_drafts\x18\x0b \x01(\r\x12\x16\n\x0e\x65ncoder_budget\x18\x0c \x01(\r\x12\x15\n\rencoder_cache\x18\r \x01(\r\"\x0b\n\tHeartbeat\"\t\n\x07Leaving\"4\n\x0cWorkerOrders\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12\x10\n\x08released\x18\x02 \x01(\x08\x32\x8f\x01\n\tScheduler\x12\x42\n\x08Generate\x12\x18.augury.v1.ClientMessage\x1a\x18.augury.v1.ServerMessage(\x01\x30\x01\x12>\n\x08\x44\x65scribe\x12\x1a.augury.v1.DescribeRequest\x1a\x16.augury.v1.Description2K\n\x07Workers\x12@\n\x08Register\x12\x17.augury.v1.WorkerReport\x1a\x17.augury.v1.WorkerOrders(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLIENTMESSAGE']._serialized_start=64
   _globals['_CLIENTMESSAGE']._serialized_end=161
   _globals['_SUBMIT']._serialized_start=164
-  _globals['_SUBMIT']._serialized_end=446
-  _globals['_CANCEL']._serialized_start=448
-  _globals['_CANCEL']._serialized_end=472
-  _globals['_SERVERMESSAGE']._serialized_start=475
-  _globals['_SERVERMESSAGE']._serialized_end=622
-  _globals['_ENDED']._serialized_start=624
-  _globals['_ENDED']._serialized_end=728
-  _globals['_DESCRIBEREQUEST']._serialized_start=730
-  _globals['_DESCRIBEREQUEST']._serialized_end=747
-  _globals['_DESCRIPTION']._serialized_start=750
-  _globals['_DESCRIPTION']._serialized_end=882
-  _globals['_WORKERSTATE']._serialized_start=885
-  _globals['_WORKERSTATE']._serialized_end=1387
-  _globals['_WORKERSTATE_MISSESENTRY']._serialized_start=1342
-  _globals['_WORKERSTATE_MISSESENTRY']._serialized_end=1387
-  _globals['_WORKERREPORT']._serialized_start=1389
-  _globals['_WORKERREPORT']._serialized_end=1495
-  _globals['_WORKERHELLO']._serialized_start=1498
-  _globals['_WORKERHELLO']._serialized_end=1801
-  _globals['_HEARTBEAT']._serialized_start=1803
-  _globals['_HEARTBEAT']._serialized_end=1814
-  _globals['_WORKERORDERS']._serialized_start=1816
-  _globals['_WORKERORDERS']._serialized_end=1850
-  _globals['_SCHEDULER']._serialized_start=1853
-  _globals['_SCHEDULER']._serialized_end=1996
-  _globals['_WORKERS']._serialized_start=1998
-  _globals['_WORKERS']._serialized_end=2073
+  _globals['_SUBMIT']._serialized_end=548
+  _globals['_CANCEL']._serialized_start=550
+  _globals['_CANCEL']._serialized_end=574
+  _globals['_SERVERMESSAGE']._serialized_start=577
+  _globals['_SERVERMESSAGE']._serialized_end=743
+  _globals['_ENDED']._serialized_start=745
+  _globals['_ENDED']._serialized_end=849
+  _globals['_DESCRIBEREQUEST']._serialized_start=851
+  _globals['_DESCRIBEREQUEST']._serialized_end=868
+  _globals['_DESCRIPTION']._serialized_start=871
+  _globals['_DESCRIPTION']._serialized_end=1018
+  _globals['_WORKERSTATE']._serialized_start=1021
+  _globals['_WORKERSTATE']._serialized_end=1589
+  _globals['_WORKERSTATE_MISSESENTRY']._serialized_start=1544
+  _globals['_WORKERSTATE_MISSESENTRY']._serialized_end=1589
+  _globals['_WORKERREPORT']._serialized_start=1592
+  _globals['_WORKERREPORT']._serialized_end=1737
+  _globals['_WORKERHELLO']._serialized_start=1740
+  _globals['_WORKERHELLO']._serialized_end=2043
+  _globals['_HEARTBEAT']._serialized_start=2045
+  _globals['_HEARTBEAT']._serialized_end=2056
+  _globals['_LEAVING']._serialized_start=2058
+  _globals['_LEAVING']._serialized_end=2067
+  _globals['_WORKERORDERS']._serialized_start=2069
+  _globals['_WORKERORDERS']._serialized_end=2121
+  _globals['_SCHEDULER']._serialized_start=2124
+  _globals['_SCHEDULER']._serialized_end=2267
+  _globals['_WORKERS']._serialized_start=2269
+  _globals['_WORKERS']._serialized_end=2344
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs")
+    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs", "timeout_ms", "client", "trace")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,9 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     request_id: str
     prompt: bytes
@@ -37,7 +40,10 @@ class Submit(_message.Message):
     cache_salt: bytes
     max_drafts: int
     inputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.EncoderInput]
-    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ...) -> None: ...
+    timeout_ms: int
+    client: bytes
+    trace: str
+    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., client: _Optional[bytes] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("ticket",)
@@ -46,7 +52,7 @@ class Cancel(_message.Message):
     def __init__(self, ticket: _Optional[int] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("tickets", "counts", "tokens", "cached", "drafts", "accepted", "ended")
+    __slots__ = ("tickets", "counts", "tokens", "cached", "drafts", "accepted", "ended", "waited_ms")
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +60,7 @@ class ServerMessage(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     tickets: bytes
     counts: bytes
     tokens: bytes
@@ -61,7 +68,8 @@ class ServerMessage(_message.Message):
     drafts: bytes
     accepted: bytes
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, tickets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    waited_ms: bytes
+    def __init__(self, tickets: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., waited_ms: _Optional[bytes] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("ticket", "reason", "error_code", "error_message")
@@ -80,21 +88,23 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "workers", "num_parked")
+    __slots__ = ("model", "max_model_len", "vocab_size", "workers", "num_parked", "flaws")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     NUM_PARKED_FIELD_NUMBER: _ClassVar[int]
+    FLAWS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
     num_parked: int
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_parked: _Optional[int] = ...) -> None: ...
+    flaws: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_parked: _Optional[int] = ..., flaws: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths", "misses")
+    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths", "misses", "draining", "queue_tokens", "iteration_tokens")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +131,9 @@ class WorkerState(_message.Message):
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     ready: bool
     num_running: int
@@ -140,15 +153,20 @@ class WorkerState(_message.Message):
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
     accepted_lengths: _containers.RepeatedScalarFieldContainer[int]
     misses: _containers.ScalarMap[int, int]
-    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., misses: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    draining: bool
+    queue_tokens: int
+    iteration_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., misses: _Optional[_Mapping[int, int]] = ..., draining: _Optional[bool] = ..., queue_tokens: _Optional[int] = ..., iteration_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "heartbeat")
+    __slots__ = ("hello", "heartbeat", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "model", "fingerprint", "num_blocks", "groups", "max_model_len", "vocab_size", "num_prefill_lookahead", "max_drafts", "encoder_budget", "encoder_cache")
@@ -184,8 +202,14 @@ class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WorkerOrders(_message.Message):
-    __slots__ = ("registered",)
+    __slots__ = ("registered", "released")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     registered: bool
-    def __init__(self, registered: _Optional[bool] = ...) -> None: ...
+    released: bool
+    def __init__(self, registered: _Optional[bool] = ..., released: _Optional[bool] = ...) -> None: ...

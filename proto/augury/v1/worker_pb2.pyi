@@ -20,7 +20,7 @@ class TagsReply(_message.Message):
     def __init__(self, blocks: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class NewRequest(_message.Message):
-    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts", "block_counts", "hit_blocks", "inputs")
+    __slots__ = ("handle", "tokens", "num_prompt", "num_computed", "blocks", "hit_keys", "sampling", "stopping", "max_drafts", "block_counts", "hit_blocks", "inputs", "trace")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class NewRequest(_message.Message):
     BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tokens: bytes
     num_prompt: int
@@ -45,7 +46,8 @@ class NewRequest(_message.Message):
     block_counts: bytes
     hit_blocks: bytes
     inputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.EncoderInput]
-    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ..., block_counts: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ...) -> None: ...
+    trace: str
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., hit_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., max_drafts: _Optional[int] = ..., block_counts: _Optional[bytes] = ..., hit_blocks: _Optional[bytes] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("epoch", "seq", "released", "sealed_blocks", "sealed_keys", "fresh", "handles", "num_new", "num_drafts", "block_counts", "blocks", "encoded_counts", "encoded", "discarded")
