@@ -36,7 +36,7 @@ async def _serve(settings: Settings, *, greet: bool) -> None:
             greetings.append(asyncio.create_task(_greet(url, name, stopping)))
 
     try:
-        await serve(settings, services.channel, stopping, ready)
+        await serve(settings, [services.channel], stopping, ready)
     finally:
         await services.stop()
 

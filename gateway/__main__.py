@@ -27,9 +27,10 @@ def main() -> int:
 
 async def _serve(settings: Settings) -> None:
     stopping = process.stop_signal()
-    channel = rpc.connect(settings.scheduler.address)
-    await serve(settings, channel, stopping, lambda url: print(f"gateway ready at {url}", flush=True))
-    await channel.close()
+    channels = [rpc.connect(address) for address in settings.scheduler.reached_at]
+    await serve(settings, channels, stopping, lambda url: print(f"gateway ready at {url}", flush=True))
+    for channel in channels:
+        await channel.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -82,10 +82,12 @@ class Endpoints:
         # In a thread, so that a long prompt does not keep other streams waiting.
         asked, unknown, prompts = await asyncio.to_thread(self._read, endpoint, body)
         reply_id = endpoint.id_prefix + uuid4().hex
-        salt = cache_salt(client_of(request), asked.cache_salt, self._shared_salt)
+        client = client_of(request)
+        salt = cache_salt(client, asked.cache_salt, self._shared_salt)
         timeout = timeout_s(request.headers.get(HEADER), asked.timeout)
         window = await self._windows.current()
-        wanted = generations(asked, prompts, self._model.eos_token_ids, window, reply_id, salt)
+        made = generations(asked, prompts, self._model.eos_token_ids, window, reply_id, salt)
+        wanted = [replace(each, client=client, timeout_s=timeout) for each in made]
         deadline = None if timeout is None else clock + timeout
         job = Job(generations=wanted, choices_per_prompt=asked.n, stops=asked.stop, deadline=deadline)
         run = Run(job, self._model, self._backend, self._metrics, started)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from augury.models import model_folder, served_name
 from gateway.api_keys import ApiKeys
 from gateway.app import create_app
 from gateway.client import SchedulerClient
+from gateway.continuing import Continuing
 from gateway.door import Door
 from gateway.model import ServedModel
 
@@ -24,7 +25,7 @@ _GRACE_S = 2
 
 
 async def serve(
-    settings: Settings, channel: grpc.aio.Channel, stop: asyncio.Event, on_ready: Callable[[str], None]
+    settings: Settings, schedulers: Sequence[grpc.aio.Channel], stop: asyncio.Event, on_ready: Callable[[str], None]
 ) -> None:
     """Serve HTTP until ``stop`` is set, then drain; ``on_ready`` gets the address, as http://host:port.
 
@@ -34,7 +35,7 @@ async def serve(
     """
     door = _door(settings.gateway)
     model = await asyncio.to_thread(_load, settings)
-    backend = SchedulerClient(channel)
+    backend = Continuing([SchedulerClient(channel) for channel in schedulers], settings.scheduler.wait_seconds)
     server = _Server(
         uvicorn.Config(
             create_app(backend, model, door, settings.gateway.shared_cache_salt),
@@ -61,7 +62,7 @@ async def serve(
             await backend.close()
 
 
-async def _drain(door: Door, backend: SchedulerClient, drain_s: float) -> None:
+async def _drain(door: Door, backend: Continuing, drain_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(drain_s):
             await door.close()

@@ -62,6 +62,11 @@ class SchedulerSettings(_Section, frozen=True):
     stall_seconds: Annotated[float, doc("A worker that works at one step for so long is given up", ge=0.1)] = 30.0
     wait_seconds: Annotated[float, doc("Requests wait so long for a worker while there is none", ge=0)] = 60.0
 
+    @property
+    def reached_at(self) -> list[str]:
+        """Where all schedulers are reached."""
+        return [address.strip() for address in (self.addresses or self.address).split(",")]
+
 
 class KvcacheSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where kvcache_svc listens and is reached")] = "127.0.0.1:7602"
