@@ -45,6 +45,7 @@ class Continuing:
         self._schedulers = [_Seen(client=client) for client in clients]
         self._wait_s = wait_s
         self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
         self._closed = False
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
@@ -112,13 +113,15 @@ class Continuing:
             scheduler.num_open -= 1
 
     async def _choose(self) -> _Seen:
-        if len(self._schedulers) > 1 and time.monotonic() - self._looked_at > _LOOK_SECONDS:
-            await self._look()
+        if len(self._schedulers) > 1:
+            async with self._looking:
+                if time.monotonic() - self._looked_at > _LOOK_SECONDS:
+                    await self._look()
         return min(self._schedulers, key=lambda scheduler: scheduler.cost)
 
     async def _look(self) -> list[Description | None]:
-        self._looked_at = time.monotonic()
         found = await asyncio.gather(*(_described(scheduler.client) for scheduler in self._schedulers))
+        self._looked_at = time.monotonic()
         for scheduler, description in zip(self._schedulers, found, strict=True):
             scheduler.num_workers = None if description is None else num_ready_workers(description)
         return found
