@@ -57,7 +57,7 @@ async def start(settings: Settings) -> WorkerApp:
         model=served_name(settings.model.name, folder),
         fingerprint=engine.description.fingerprint,
         num_blocks=engine.num_blocks,
-        block_size=settings.kv.block_size,
+        groups=engine.description.groups,
         max_model_len=engine.description.max_model_len,
         vocab_size=engine.description.vocab_size,
         num_prefill_lookahead=engine.description.num_prefill_lookahead,
@@ -79,6 +79,7 @@ def _load(settings: Settings) -> Engine:
         EngineOptions(
             dtype=settings.model.dtype,
             block_size=settings.kv.block_size,
+            hybrid=settings.kv.hybrid == "auto",
             num_blocks=settings.kv.num_blocks,
             memory_mb=settings.kv.memory_mb,
             max_len=settings.model.max_len,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker_svc.kv import NULL_BLOCK
+from augury.geometry import NULL_BLOCK
+from worker_svc.model.groups import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,18 +15,23 @@ class Span:
     """One request's part of a batch.
 
     Its ``num_new`` tokens stand at ``start`` of the batch and are the last of ``num_context`` tokens, whose KV lies in
-    ``blocks``. The last ``num_logits`` of them are followed by a draw each.
+    ``blocks[group]``. The last ``num_logits`` of them are followed by a draw each.
     """
 
     start: int
     num_new: int
     num_context: int
-    blocks: Sequence[int]
+    blocks: Sequence[Sequence[int]]
     num_logits: int = 0
 
     @property
     def num_computed(self) -> int:
         return self.num_context - self.num_new
+
+    def reach(self, window: int | None, block_size: int) -> range:
+        """Entries of a block table that the new tokens see. Those before may be somebody else's blocks."""
+        first = 0 if window is None else max(0, self.num_computed + 1 - window) // block_size
+        return range(first, -(-self.num_context // block_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +42,34 @@ class Batch:
     """[T]"""
     positions: Tensor
     """[T] index of the token in its request"""
-    slots: Tensor
-    """[T] where the token's KV goes"""
+    slots: Sequence[Tensor]
+    """[T] for each group: where the token's KV goes"""
     logits_rows: Tensor
     """[N] index into the batch"""
 
 
 def make_batch(tokens: Sequence[Sequence[int]], spans: Sequence[Span], block_size: int) -> Batch:
     """The batch of ``spans``, which stand in order; ``tokens`` are the new tokens of each."""
+    places = [range(span.num_computed, span.num_context) for span in spans]
     return Batch(
         token_ids=torch.tensor([token for row in tokens for token in row]),
-        positions=torch.tensor([p for span in spans for p in range(span.num_computed, span.num_context)]),
-        slots=torch.tensor(
-            [slot for s in spans for slot in slots(s.blocks, range(s.num_computed, s.num_context), block_size)]
-        ),
+        positions=torch.tensor([position for place in places for position in place]),
+        slots=[
+            torch.tensor(
+                [slot for table, place in zip(tables, places, strict=True) for slot in slots(table, place, block_size)]
+            )
+            for tables in zip(*(span.blocks for span in spans), strict=True)
+        ],
         logits_rows=torch.tensor(_logits_rows(spans), dtype=torch.int64),
     )
 
 
-def block_tables(spans: Sequence[Span], block_size: int) -> Tensor:
-    """[len(spans), M] the blocks of each context, where M is what the longest needs; the null block past an end."""
-    counts = [-(-span.num_context // block_size) for span in spans]
-    tables = torch.full((len(spans), max(counts)), NULL_BLOCK)
-    for table, span, count in zip(tables, spans, counts, strict=True):
-        table[:count] = torch.tensor(span.blocks[:count])
+def block_tables(spans: Sequence[Span], view: View, block_size: int) -> Tensor:
+    """[len(spans), M] the blocks that each span reaches, where M is the most of them; the null block past an end."""
+    reaches = [span.reach(view.window, block_size) for span in spans]
+    tables = torch.full((len(spans), max(map(len, reaches))), NULL_BLOCK)
+    for table, span, reach in zip(tables, spans, reaches, strict=True):
+        table[: len(reach)] = torch.tensor(span.blocks[view.group][reach.start : reach.stop])
     return tables
 
 

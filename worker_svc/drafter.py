@@ -170,9 +170,17 @@ class Drafter:
         return _Asked(queries=queries, heads=torch.tensor(heads, dtype=torch.int64))
 
     def _rows(self, passes: Sequence[Pass]) -> Rows:
-        places = [slot for p in passes for slot in slots(p.request.blocks, range(p.start, p.end), self._kv.block_size)]
         positions = [position for p in passes for position in range(p.start, p.end)]
-        return Rows(slots=self._kv.rows(torch.tensor(places)), rotation=self._target.rotation(torch.tensor(positions)))
+        return Rows(
+            slots={group: self._kv.rows(self._slots(passes, group)) for group in self._kv.layout.draft_groups},
+            rotation=self._target.rotation(torch.tensor(positions)),
+        )
+
+    def _slots(self, passes: Sequence[Pass], group: int) -> Tensor:
+        size = self._kv.block_size
+        return torch.tensor(
+            [slot for p in passes for slot in slots(p.request.blocks[group], range(p.start, p.end), size)]
+        )
 
     def _draw(self, m: int, normed: Tensor, heads: Tensor, draws: _Draws, num_before: int) -> Tensor:
         """[D] a token from each of ``heads``, which stand in the order of ``draws``, after so many drafts."""

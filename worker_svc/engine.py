@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from augury.errors import FencedError
+from augury.geometry import NULL_BLOCK, KvGroup
 from augury.types import Outcome, Row, Step
 from worker_svc.attention import make_attention
 from worker_svc.attention.port import Attention
@@ -17,12 +18,13 @@ from worker_svc.depth import DepthPolicy
 from worker_svc.drafter import Drafter
 from worker_svc.kv import Kv, bytes_per_block, torch_dtype
 from worker_svc.model.description import Architecture, read_architecture
+from worker_svc.model.groups import make_layout
 from worker_svc.model.llama import Llama
 from worker_svc.model.mtp import Modules, drop_modules
 from worker_svc.model.weights import Checkpoint, fingerprint
 from worker_svc.rejection import verify
 from worker_svc.requests import Bounds, Held, check_step
-from worker_svc.speculator import Advance, Speculator
+from worker_svc.speculator import Advance, Speculator, num_lagging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class EngineOptions:
 
     ``num_blocks`` includes the null block; None means as many as ``memory_mb`` MiB hold. ``max_len`` None is the
     model's own context. ``depth`` is the number of drafts of a step; None means up to one by each MTP module, as many
-    as pay.
+    as pay. ``hybrid``: layers behind a window keep no KV that it has passed.
     """
 
     dtype: str = "bfloat16"
@@ -41,6 +43,7 @@ class EngineOptions:
     max_len: int | None = None
     attention: str = "cpu"
     depth: int | None = None
+    hybrid: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Description:
     vocab_size: int
     max_model_len: int
     bytes_per_block: int
+    groups: tuple[KvGroup, ...]
     num_prefill_lookahead: int
     max_drafts: int
 
@@ -75,8 +79,8 @@ class Engine:
         self._bounds = Bounds(
             vocab_size=description.vocab_size,
             max_len=description.max_model_len,
-            block_size=kv.block_size,
             num_blocks=kv.num_blocks,
+            groups=description.groups,
         )
         self._held: dict[int, Held] = {}
         self._last: Outcome | None = None
@@ -96,6 +100,10 @@ class Engine:
         """To look at."""
         return self._kv
 
+    def tags(self) -> list[tuple[int, bytes]]:
+        """Every sealed block and the key of what it holds."""
+        return self._kv.tags()
+
     @classmethod
     @torch.inference_mode()
     def load(cls, path: Path, options: EngineOptions) -> "Engine":
@@ -106,17 +114,20 @@ class Engine:
         if max_len > architecture.max_positions:
             raise ValueError(f"max_len {max_len} is beyond the model's {architecture.max_positions} positions")
         max_drafts, num_modules = _drafts_and_modules(architecture, options.depth)
-        num_bytes = bytes_per_block(architecture, options.block_size, options.dtype, num_modules)
+        size, hybrid = options.block_size, options.hybrid
+        layout = make_layout(architecture, num_modules, size, num_lagging=num_lagging(size), hybrid=hybrid)
+        num_bytes = bytes_per_block(architecture, layout, dtype)
         num_blocks = options.num_blocks or (options.memory_mb << 20) // num_bytes
         description = Description(
             fingerprint=fingerprint(path, options.dtype, num_modules),
             vocab_size=architecture.vocab_size,
             max_model_len=max_len,
             bytes_per_block=num_bytes,
+            groups=layout.groups,
             num_prefill_lookahead=num_modules,
             max_drafts=max_drafts,
         )
-        kv = Kv(architecture, dtype, options.block_size, num_blocks, num_modules)
+        kv = Kv(architecture, layout, dtype, num_blocks)
         checkpoint = Checkpoint(path, dtype)
         model = Llama(architecture, checkpoint, max_len)
         speculator = None
@@ -181,9 +192,9 @@ class Engine:
         """Hold the fresh requests; return those whose hit blocks hold something else."""
         refused = []
         for new in step.fresh:
-            num_hits = len(new.hit_keys)
-            if self._kv.holds(new.blocks[:num_hits], new.hit_keys):
-                self._kv.claim(new.blocks[num_hits:])
+            if self._kv.holds(new.hits):
+                hit = {NULL_BLOCK, *(block for block, _ in new.hits)}
+                self._kv.claim([block for table in new.blocks for block in table if block not in hit])
                 self._held[new.handle] = Held.of(new)
             else:
                 refused.append(new.handle)
@@ -208,15 +219,14 @@ class Engine:
     def _lay_out(self, rows: Sequence[Row]) -> list[Span]:
         """Give the rows' blocks to their requests; the rows' places in a batch."""
         spans: list[Span] = []
-        start, size = 0, self._kv.block_size
+        start, groups = 0, range(len(self._bounds.groups))
         for row in rows:
             request = self._held[row.handle]
-            self._kv.claim(row.new_blocks)
-            request.blocks.extend(row.new_blocks)
+            self._kv.claim([block for table in row.new_blocks for block in table if block != NULL_BLOCK])
+            request.extend(row.new_blocks)
             num_new, known_end = row.num_new + row.num_drafts, request.num_computed + row.num_new
             end = known_end + row.num_drafts
-            written = request.blocks[request.num_computed // size : (end - 1) // size + 1]
-            assert not any(map(self._kv.is_sealed, written)), "a write into a sealed block"
+            self._kv.check_open(request.blocks, groups, range(request.num_computed, end))
             spans.append(
                 Span(
                     start=start,

@@ -5,31 +5,31 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from augury.geometry import NULL_BLOCK
 from worker_svc.model.description import Architecture
-
-NULL_BLOCK = 0
-"""Never written and always zero; block tables are padded with it."""
+from worker_svc.model.groups import Layout
 
 
 class Kv:
-    """Paged keys and values. A *slot* is a token's place: ``block * block_size + offset``."""
+    """Paged keys and values. A *slot* is a token's place: ``block * block_size + offset``.
 
-    def __init__(
-        self, architecture: Architecture, dtype: torch.dtype, block_size: int, num_blocks: int, num_modules: int = 0
-    ) -> None:
-        """Holds ``num_blocks`` blocks, the null block among them, for the layers of the model and of ``num_modules``
-        MTP modules behind them. Raises ValueError for fewer than two blocks.
-        """
-        if num_blocks < 2 or block_size < 1:
-            raise ValueError(f"KV needs two blocks of one token at least, not {num_blocks} of {block_size}")
-        self.block_size = block_size
+    A block holds the KV of one group's layers; which group's, its owner decides. The null block, with which tables are
+    padded, is never written and always zero.
+    """
+
+    def __init__(self, architecture: Architecture, layout: Layout, dtype: torch.dtype, num_blocks: int) -> None:
+        """Holds ``num_blocks`` blocks, the null block among them. Raises ValueError for fewer than two blocks."""
+        if num_blocks < 2:
+            raise ValueError(f"KV needs two blocks at least, not {num_blocks}")
+        self.layout = layout
+        self.block_size = layout.block_size
         self.num_blocks = num_blocks
-        num_layers = architecture.num_layers + num_modules
-        shape = (num_layers, 2, num_blocks, architecture.num_kv_heads, block_size, architecture.head_dim)
+        shape = (layout.num_shelves, 2, num_blocks, architecture.num_kv_heads, self.block_size, architecture.head_dim)
         # Not zeroed as a whole: memory is taken as blocks are claimed.
         self._data = torch.empty(shape, dtype=dtype)
         self._data[:, :, NULL_BLOCK] = 0
-        self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self._data]
+        shelves: list[tuple[Tensor, Tensor]] = [(shelf[0], shelf[1]) for shelf in self._data]
+        self.layers = [shelves[shelf] for shelf in layout.shelves]
         """Each layer's keys and values, [num_blocks, kv_heads, block_size, head_dim]."""
         self._tags: dict[int, bytes] = {}
 
@@ -48,12 +48,20 @@ class Kv:
         """``block`` holds what ``key`` names and is written no more until it is claimed again."""
         self._tags[block] = key
 
-    def is_sealed(self, block: int) -> bool:
-        return block in self._tags
+    def check_open(self, tables: Sequence[Sequence[int]], groups: Iterable[int], positions: range) -> None:
+        """Asserts that these ``positions`` of a request may be written in ``groups``."""
+        entries = slice(positions.start // self.block_size, (positions.stop - 1) // self.block_size + 1)
+        written = [block for group in groups for block in tables[group][entries]]
+        assert NULL_BLOCK not in written, "a write into the null block"
+        assert self._tags.keys().isdisjoint(written), "a write into a sealed block"
 
-    def holds(self, blocks: Iterable[int], keys: Iterable[bytes]) -> bool:
-        """Whether each of ``blocks`` carries the key it is expected to."""
-        return all(self._tags.get(block) == key for block, key in zip(blocks, keys, strict=True))
+    def holds(self, tags: Iterable[tuple[int, bytes]]) -> bool:
+        """Whether each block carries the key that it is expected to."""
+        return all(self._tags.get(block) == key for block, key in tags)
+
+    def tags(self) -> list[tuple[int, bytes]]:
+        """Every sealed block and its key."""
+        return [*self._tags.items()]
 
     def rows(self, slots: Tensor) -> Tensor:
         """[T * kv_heads] where the ``slots`` [T] lie in a layer's keys, seen as [..., head_dim], head by head."""
@@ -68,11 +76,10 @@ class Kv:
             cache.view(-1, new.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
 
 
-def bytes_per_block(architecture: Architecture, block_size: int, dtype: str, num_modules: int = 0) -> int:
-    """Bytes of one KV block over all layers, those of ``num_modules`` MTP modules included."""
-    num_layers = architecture.num_layers + num_modules
-    values = 2 * num_layers * architecture.num_kv_heads * architecture.head_dim * block_size
-    return values * torch_dtype(dtype).itemsize
+def bytes_per_block(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> int:
+    """Bytes of one KV block, which has room for the layers of the largest group."""
+    values = 2 * layout.num_shelves * architecture.num_kv_heads * architecture.head_dim * layout.block_size
+    return values * dtype.itemsize
 
 
 def torch_dtype(name: str) -> torch.dtype:

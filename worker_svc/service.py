@@ -1,7 +1,7 @@
 """The gRPC face of the worker: steps in, outcomes out, the engine on a thread of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ class Executes(Protocol):
 
     def execute(self, step: Step) -> Outcome: ...
 
+    def tags(self) -> Sequence[tuple[int, bytes]]: ...
+
 
 class WorkerService(WorkerServicer):
     """``executor`` has one thread: steps run one after another, also those of a stream that broke and came back."""
@@ -36,3 +38,8 @@ class WorkerService(WorkerServicer):
             step = convert.step_from_wire(request)
             outcome = await loop.run_in_executor(self._executor, self._engine.execute, step)
             yield convert.outcome_to_wire(outcome)
+
+    async def Tags(self, request: worker_pb2.TagsRequest, context: Context) -> worker_pb2.TagsReply:
+        """As they are between two steps."""
+        tags = await asyncio.get_running_loop().run_in_executor(self._executor, self._engine.tags)
+        return convert.tags_to_wire(tags)

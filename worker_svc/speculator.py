@@ -24,6 +24,11 @@ _LAG_BLOCKS = 4
 one, and hits are rare on a text that is being written."""
 
 
+def num_lagging(block_size: int) -> int:
+    """Rows that a frontier may be behind what known tokens allow, after every step."""
+    return _LAG_BLOCKS * block_size - 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
     """What a step did for a request: ``hidden`` [n, E] belongs to its n rows that became computed; ``num_emitted``
@@ -159,7 +164,8 @@ class Speculator:
             limits.append(request.max_drafts)
         if self._drafter.reuses:
             # The run for draft n > 1 writes at position num_known + n - 3.
-            limits.append(len(request.blocks) * self._kv.block_size - num_known + 2)
+            num_blocks = min(len(request.blocks[group]) for group in self._kv.layout.draft_groups)
+            limits.append(num_blocks * self._kv.block_size - num_known + 2)
         return max(0, min(limits))
 
     def _pass(self, state: _State, request: Held, depth: int) -> Pass | None:
@@ -174,7 +180,7 @@ class Speculator:
             start, end = min(state.frontiers[:num_runs]), request.num_computed
         if num_runs == 0:
             return None
-        assert not any(map(self._kv.is_sealed, request.blocks[start // size : (end - 1) // size + 1])), "sealed"
+        self._kv.check_open(request.blocks, self._kv.layout.draft_groups, range(start, end))
         return Pass(
             request=request,
             start=start,
@@ -203,6 +209,8 @@ class Speculator:
 
     def _trim(self, state: _State, request: Held) -> None:
         """Keep what later passes can need."""
+        lag = request.num_computed - state.lowest
+        assert lag < self._drafter.num_modules + num_lagging(self._kv.block_size), "windows retain less than that"
         request.num_final = state.lowest
         state.hidden = state.rows(request, state.lowest, request.num_computed).clone()
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worker.tiny import save_llama
 from worker_svc.engine import Engine, EngineOptions
 from worker_svc.kv import bytes_per_block
 from worker_svc.model.description import Architecture, Llama3Scaling, Rope, parse_architecture, read_architecture
+from worker_svc.model.groups import make_layout
 from worker_svc.model.policy import ChainKind, Policy
 from worker_svc.model.weights import fingerprint
 
@@ -157,7 +159,8 @@ def test_options_that_do_not_fit_are_named(options: EngineOptions, named: str, t
 
 def test_blocks_follow_from_the_memory_for_them(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    size = bytes_per_block(read_architecture(tmp_path), 4, "float32")
+    architecture = read_architecture(tmp_path)
+    size = bytes_per_block(architecture, make_layout(architecture, 0, 4), torch.float32)
     assert size == 2 * 2 * 2 * 8 * 4 * 4  # keys and values, layers, KV heads, head_dim, tokens, bytes of a float32
     engine = Engine.load(tmp_path, EngineOptions(dtype="float32", block_size=4, memory_mb=1))
     assert engine.num_blocks == (1 << 20) // size

@@ -52,16 +52,21 @@ def new(handle: int, blocks: Sequence[int], tokens: Sequence[int] = PROMPT, **ch
         tokens=tuple(tokens),
         num_prompt=len(tokens),
         num_computed=0,
-        blocks=tuple(blocks),
-        hit_keys=(),
+        blocks=(tuple(blocks),),
+        hits=(),
         sampling=SamplingParams(temperature=0),
         stopping=StopParams(max_tokens=8),
     )
     return replace(request, **changes)
 
 
+def hit(keys: Sequence[bytes], *blocks: int) -> dict[str, Any]:
+    """Changes of a request that hits these blocks."""
+    return {"hits": tuple(zip(blocks, keys, strict=True)), "num_computed": len(keys) * BLOCK_SIZE}
+
+
 def row(handle: int, num_new: int, *new_blocks: int) -> Row:
-    return Row(handle=handle, num_new=num_new, new_blocks=new_blocks)
+    return Row(handle=handle, num_new=num_new, new_blocks=(new_blocks,) if new_blocks else ())
 
 
 def whole(epoch: int, handle: int = 1, blocks: Sequence[int] = (1, 2, 3), **changes: Any) -> Step:
@@ -100,8 +105,7 @@ def test_a_new_epoch_drops_requests_and_keeps_tagged_blocks(engine: Engine, epoc
     epoch = next(epochs)
     with pytest.raises(InvalidRequestError, match="request 1 is not held"):
         engine.execute(Step(epoch=epoch, seq=1, rows=(row(1, 1),)))
-    hit = whole(epoch, handle=1, blocks=(1, 2, 9), hit_keys=KEYS[1:3], num_computed=2 * BLOCK_SIZE)
-    outcome = engine.execute(hit)
+    outcome = engine.execute(whole(epoch, handle=1, blocks=(1, 2, 9), **hit(KEYS[1:3], 1, 2)))
     assert not outcome.refused
     assert outcome.emitted == first.emitted
 
@@ -111,9 +115,10 @@ def test_a_hit_on_other_content_is_refused_alone(engine: Engine, epochs: Iterato
     engine.execute(whole(epoch))
     engine.execute(Step(epoch=epoch, seq=2, sealed=((1, KEYS[1]),)))
     for seq, keys in [(3, (KEYS[2],)), (4, (KEYS[1], KEYS[2]))]:
-        hit = new(2, (*(1, 2)[: len(keys)], 9, 10), hit_keys=keys, num_computed=len(keys) * BLOCK_SIZE)
-        rows = (row(2, len(PROMPT) - hit.num_computed), row(1, 1))
-        outcome = engine.execute(Step(epoch=epoch, seq=seq, fresh=(hit,), rows=rows))
+        blocks = (1, 2)[: len(keys)]
+        fresh = new(2, (*blocks, 9, 10), **hit(keys, *blocks))
+        rows = (row(2, len(PROMPT) - fresh.num_computed), row(1, 1))
+        outcome = engine.execute(Step(epoch=epoch, seq=seq, fresh=(fresh,), rows=rows))
         assert outcome.refused == (2,)
         assert outcome.emitted[0] == () and len(outcome.emitted[1]) == 1
     with pytest.raises(InvalidRequestError, match="not held"):
@@ -128,15 +133,15 @@ def test_a_block_that_is_claimed_again_is_no_hit_any_more(engine: Engine, epochs
     other = Step(epoch=epoch, seq=3, fresh=(new(2, (1,), PROMPT[:5]),), rows=(row(2, 5, 2),))
     assert engine.execute(other).emitted[0]
     for seq, block, key in [(4, 1, KEYS[1]), (5, 2, KEYS[2])]:
-        hit = new(3, (block, 9, 10), hit_keys=(key,), num_computed=BLOCK_SIZE)
-        outcome = engine.execute(Step(epoch=epoch, seq=seq, fresh=(hit,), rows=(row(3, 1),)))
+        fresh = new(3, (block, 9, 10), **hit([key], block))
+        outcome = engine.execute(Step(epoch=epoch, seq=seq, fresh=(fresh,), rows=(row(3, 1),)))
         assert outcome.refused == (3,)
 
 
 def test_releases_and_seals_come_before_what_is_fresh(engine: Engine, epochs: Iterator[int]) -> None:
     epoch = next(epochs)
     first = engine.execute(whole(epoch))
-    again = new(1, (1, 2, 9), hit_keys=KEYS[1:3], num_computed=2 * BLOCK_SIZE)
+    again = new(1, (1, 2, 9), **hit(KEYS[1:3], 1, 2))
     step = Step(
         epoch=epoch,
         seq=2,
@@ -194,9 +199,12 @@ def with_rows(*rows: Row) -> Change:
 
 
 BAD: dict[str, Change] = {
-    "null block": with_fresh(blocks=(0, 5, 6)),
-    "block beyond the pool": with_fresh(blocks=(5, 6, NUM_BLOCKS)),
-    "negative block": with_fresh(blocks=(5, 6, -1)),
+    "null block": with_fresh(blocks=((0, 5, 6),)),
+    "block beyond the pool": with_fresh(blocks=((5, 6, NUM_BLOCKS),)),
+    "negative block": with_fresh(blocks=((5, 6, -1),)),
+    "one block twice": with_fresh(blocks=((5, 6, 5),)),
+    "no block table": with_fresh(blocks=()),
+    "a block table too many": with_fresh(blocks=((5, 6, 7), (8, 9, 10))),
     "handle that is held": with_fresh(handle=1),
     "token beyond the vocabulary": with_fresh(tokens=(*PROMPT[:-1], VOCAB_SIZE)),
     "negative token": with_fresh(tokens=(*PROMPT[:-1], -1)),
@@ -205,8 +213,11 @@ BAD: dict[str, Change] = {
     "no prompt": with_fresh(num_prompt=0),
     "more tokens than the context": with_fresh(tokens=(1,) * 41),
     "computed without hits": with_fresh(num_computed=BLOCK_SIZE),
-    "more hits than blocks": with_fresh(hit_keys=KEYS[:2], num_computed=2 * BLOCK_SIZE, blocks=(1,)),
-    "nothing left to compute": with_fresh(tokens=PROMPT[:8], hit_keys=KEYS[:2], num_computed=8),
+    "computed part of a block": with_fresh(hits=((5, KEYS[0]),), num_computed=BLOCK_SIZE - 1),
+    "hit block that is not the request's": with_fresh(**hit(KEYS[:1], 6)),
+    "hit block behind what is computed": with_fresh(hits=((5, KEYS[0]), (6, KEYS[1])), num_computed=BLOCK_SIZE),
+    "more hits than blocks": with_fresh(**hit(KEYS[:2], 1, 2), blocks=((1,),)),
+    "nothing left to compute": with_fresh(tokens=PROMPT[:8], **hit(KEYS[:2], 5, 6)),
     "bias beyond the vocabulary": with_fresh(sampling=SamplingParams(logit_bias={VOCAB_SIZE: 1.0})),
     "stop token beyond the vocabulary": with_fresh(
         stopping=StopParams(max_tokens=1, stop_token_ids=frozenset({VOCAB_SIZE}))
@@ -220,8 +231,10 @@ BAD: dict[str, Change] = {
     "more new tokens than are known": with_rows(row(1, 2)),
     "too few blocks": with_rows(row(1, 1), row(3, len(PROMPT))),
     "new block beyond the pool": with_rows(row(1, 1, NUM_BLOCKS)),
+    "new null block": with_rows(row(1, 1, 0)),
+    "new blocks of two groups": with_rows(Row(handle=1, num_new=1, new_blocks=((8,), (9,)))),
     "rows that write into one block": lambda step: replace(
-        with_fresh(blocks=(3, 4, 5))(step), rows=(row(1, 1), row(2, len(PROMPT)))
+        with_fresh(blocks=((3, 4, 5),))(step), rows=(row(1, 1), row(2, len(PROMPT)))
     ),
 }
 

@@ -14,6 +14,7 @@ from worker_svc.batch import Span, make_batch
 from worker_svc.engine import Engine, EngineOptions
 from worker_svc.kv import Kv
 from worker_svc.model.description import read_architecture
+from worker_svc.model.groups import make_layout
 from worker_svc.model.llama import Llama
 from worker_svc.model.weights import Checkpoint
 from worker_svc.sampling import Draw, sample
@@ -37,6 +38,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "wide heads": {"head_dim": 20},
     "llama3 rope": {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-5},
     "sharded": {"max_shard_size": "12KB"},
+    "windows": {
+        "num_hidden_layers": 4,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "windows everywhere": {"sliding_window": 5, "layer_types": ["sliding_attention"] * 2},
 }
 
 
@@ -109,13 +116,13 @@ def logits(path: Path, prompt: tuple[int, ...], dtype: str, attention: str, chun
     """[len(prompt), vocab] what follows each token, computed in chunks."""
     architecture, torch_dtype = read_architecture(path), getattr(torch, dtype)
     model = Llama(architecture, Checkpoint(path, torch_dtype), 256)
-    kv = Kv(architecture, torch_dtype, BLOCK_SIZE, 64)
+    kv = Kv(architecture, make_layout(architecture, 0, BLOCK_SIZE, hybrid=False), torch_dtype, 64)
     blocks = list(range(63, 63 - len(prompt), -1))
     kv.claim(blocks)
     rows = []
     for start in range(0, len(prompt), chunk_size):
         chunk = prompt[start : start + chunk_size]
-        span = Span(start=0, num_new=len(chunk), num_context=start + len(chunk), blocks=blocks, num_logits=1)
+        span = Span(start=0, num_new=len(chunk), num_context=start + len(chunk), blocks=[blocks], num_logits=1)
         batch = make_batch([chunk], [span], BLOCK_SIZE)
         hidden = model.forward(batch, kv, make_attention(attention).prepare([span], BLOCK_SIZE))
         rows.append(model.logits(model.norm(hidden)))
@@ -134,7 +141,7 @@ def load(path: Path, attention: str) -> Engine:
 
 
 def greedy(path: Path, prompt: tuple[int, ...], num_tokens: int, attention: str) -> list[int]:
-    driver = Driver(load(path, attention), 1)
+    driver = Driver(load(path, attention), 1, poisons=True)
     driver.add(prompt, num_tokens, SamplingParams(temperature=0))
     return driver.finish()[0]
 

@@ -19,6 +19,7 @@ from worker_svc.batch import Span, make_batch
 from worker_svc.engine import Engine, EngineOptions
 from worker_svc.kv import Kv
 from worker_svc.model.description import read_architecture
+from worker_svc.model.groups import make_layout
 from worker_svc.model.llama import Llama
 from worker_svc.model.mtp import Modules, Queries, Rows
 from worker_svc.model.policy import ChainKind
@@ -121,15 +122,15 @@ def our_logits(path: Path, num_modules: int) -> list[Tensor]:
     architecture, checkpoint = read_architecture(path), Checkpoint(path, torch.float32)
     model = Llama(architecture, checkpoint, 64)
     modules = Modules(architecture, checkpoint, model, num_modules)
-    kv = Kv(architecture, torch.float32, BLOCK_SIZE, 16, num_modules)
+    kv = Kv(architecture, make_layout(architecture, num_modules, BLOCK_SIZE, hybrid=False), torch.float32, 16)
     num_rows, blocks = len(TOKENS) - num_modules, list(range(15, 0, -1))
-    span = Span(start=0, num_new=num_rows, num_context=num_rows, blocks=blocks)
+    span = Span(start=0, num_new=num_rows, num_context=num_rows, blocks=[blocks])
     batch = make_batch([TOKENS[:num_rows].tolist()], [span], BLOCK_SIZE)
     attend = make_attention("cpu").prepare([span], BLOCK_SIZE)
     kv.claim(blocks)
     h = model.forward(batch, kv, attend)
     g = h if modules.policy.target_hidden == "pre_norm" else model.norm(h)
-    rows = Rows(slots=kv.rows(batch.slots), rotation=model.rotation(batch.positions))
+    rows = Rows(slots={0: kv.rows(batch.slots[0])}, rotation=model.rotation(batch.positions))
     logits = []
     for m in range(num_modules):
         y = modules.run(m, TOKENS[m + 1 : m + 1 + num_rows], g, rows, Queries(index=None, attend=attend), kv)

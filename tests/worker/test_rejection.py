@@ -17,7 +17,7 @@ PROMPT = [1, 2, 3, 1]
 
 def held(sampling: SamplingParams, stopping: StopParams) -> Held:
     return Held(
-        tokens=list(PROMPT), num_prompt=len(PROMPT), num_computed=3, blocks=[1], sampling=sampling, stopping=stopping
+        tokens=list(PROMPT), num_prompt=len(PROMPT), num_computed=3, blocks=[[1]], sampling=sampling, stopping=stopping
     )
 
 

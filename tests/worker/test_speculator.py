@@ -14,6 +14,7 @@ from worker_svc.depth import Acceptance, DepthPolicy
 from worker_svc.drafter import Pass
 from worker_svc.kv import Kv
 from worker_svc.model.description import parse_architecture
+from worker_svc.model.groups import make_layout
 from worker_svc.requests import Held
 from worker_svc.speculator import Advance, Speculator
 
@@ -27,6 +28,7 @@ ARCHITECTURE = parse_architecture(
         "intermediate_size": 2,
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
+        "num_nextn_predict_layers": 8,
     }
 )
 
@@ -52,7 +54,7 @@ class Scripted:
         request = one.request
         first = len(request.tokens)
         drafts = [self._drafts[(first + m) % len(self._drafts)] for m in range(one.num_runs)]
-        num_slots = len(request.blocks) * BLOCK_SIZE
+        num_slots = len(request.blocks[0]) * BLOCK_SIZE
         assert 0 <= one.start < one.end <= min(request.num_computed, num_slots)
         assert one.hidden[:, 0].tolist() == list(range(one.start, one.end)), "hidden states of other rows"
         if one.num_drafts:
@@ -87,11 +89,12 @@ class Bench:
             num_prompt=len(prompt),
             num_computed=num_hit,
             num_final=num_hit,
-            blocks=list(range(1, 1 + MAX_LEN // BLOCK_SIZE)),
+            blocks=[list(range(1, 1 + MAX_LEN // BLOCK_SIZE))],
             sampling=SamplingParams(),
             stopping=StopParams(max_tokens=MAX_LEN),
         )
-        kv = Kv(ARCHITECTURE, torch.float32, BLOCK_SIZE, 2 + MAX_LEN // BLOCK_SIZE)
+        layout = make_layout(ARCHITECTURE, drafter.num_modules, BLOCK_SIZE)
+        kv = Kv(ARCHITECTURE, layout, torch.float32, 2 + MAX_LEN // BLOCK_SIZE)
         self.drafter = drafter
         self.speculator = Speculator(drafter, policy, kv, MAX_LEN)
 

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
 
 VOCAB_SIZE = 97
 BLOCK_SIZE = 4
 
 
 def save_llama(path: Path, *, max_shard_size: str = "1GB", **changes: Any) -> Any:
-    """A model of two layers saved in ``path``; weights are large enough that its texts vary. Returns it."""
+    """A model of two layers saved in ``path``; weights are large enough that its texts vary. Returns it.
+
+    With a ``sliding_window``, transformers calls it a Ministral, which is a Llama some of whose layers have one.
+    """
     torch.manual_seed(7)
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -29,13 +32,24 @@ def save_llama(path: Path, *, max_shard_size: str = "1GB", **changes: Any) -> An
         "tie_word_embeddings": False,
         "attn_implementation": "eager",
     }
-    model: Any = LlamaForCausalLM(LlamaConfig(**values | changes))
+    model: Any
+    if "sliding_window" in changes:
+        model = MinistralForCausalLM(MinistralConfig(**values | {"head_dim": 8} | changes))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**values | changes))
     model.eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(path, max_shard_size=max_shard_size)
+    change_config(path, architectures=["LlamaForCausalLM"])
     return model
+
+
+def change_config(path: Path, **changes: Any) -> None:
+    """Of the config.json in ``path``."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 POLICY = {
@@ -90,8 +104,7 @@ def save_predictable(
 def write_mtp(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Modules beside the model in ``path``."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "mtp.safetensors")
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | dict(config)))
+    change_config(path, **config)
 
 
 def limit_drafts(path: Path, token_ids: list[int]) -> None:

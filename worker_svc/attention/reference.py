@@ -4,25 +4,31 @@ Each query is worked out in the same shapes whatever its batch or chunk, so a te
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from worker_svc.attention.port import Attend
 from worker_svc.batch import Span, block_tables
+from worker_svc.model.groups import View
 
 
 class ReferenceAttention:
     def prepare(self, spans: Sequence[Span], block_size: int) -> Attend:
-        contexts = [(span, block_tables([span], block_size)[0]) for span in spans]
+        @cache
+        def tables(view: View) -> list[Tensor]:
+            return [block_tables([span], view, block_size)[0] for span in spans]
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None) -> Tensor:
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View) -> Tensor:
             out = torch.empty_like(queries)
-            for span, table in contexts:
-                k_ksd, v_ksd = (cache[table].transpose(0, 1).flatten(1, 2).float() for cache in (keys, values))
+            for span, table in zip(spans, tables(view), strict=True):
+                k_ksd, v_ksd = (part[table].transpose(0, 1).flatten(1, 2).float() for part in (keys, values))
+                first = span.reach(view.window, block_size).start * block_size
                 for offset in range(span.num_new):
                     row, end = span.start + offset, span.num_computed + offset + 1
-                    seen = slice(0 if window is None else max(0, end - window), end)
+                    start = 0 if view.window is None else max(0, end - view.window)
+                    seen = slice(start - first, end - first)
                     out[row] = _attend_one(queries[row].float(), k_ksd[:, seen], v_ksd[:, seen])
             return out
 

@@ -27,7 +27,6 @@ class Llama:
         """For positions below ``max_len``. Raises ValueError where the checkpoint does not fit the architecture."""
         a = architecture
         self._eps = a.norm_eps
-        self._windows = a.windows
         self.embedding_ve = checkpoint.take("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
         self._layers = [Layer(a, checkpoint, f"model.layers.{index}") for index in range(a.num_layers)]
         self._norm_e = checkpoint.take("model.norm.weight", a.hidden_size)
@@ -42,11 +41,11 @@ class Llama:
     def forward(self, batch: Batch, kv: Kv, attend: Attend) -> Tensor:
         """Write the batch's KV and return its hidden states [T, E], before the final norm."""
         h_te = F.embedding(batch.token_ids, self.embedding_ve)
-        rotation, rows = self.rotation(batch.positions), kv.rows(batch.slots)
-        for index, layer in enumerate(self._layers):
+        rotation, rows = self.rotation(batch.positions), [kv.rows(slots) for slots in batch.slots]
+        for index, (layer, view) in enumerate(zip(self._layers, kv.layout.views, strict=False)):
             q_thd, k_tkd, v_tkd = layer.project(h_te, rotation)
-            kv.write(index, rows, k_tkd, v_tkd)
-            h_te = layer.combine(h_te, attend(q_thd, *kv.layers[index], self._windows.get(index)))
+            kv.write(index, rows[view.group], k_tkd, v_tkd)
+            h_te = layer.combine(h_te, attend(q_thd, *kv.layers[index], view))
         return h_te
 
     def norm(self, h_te: Tensor) -> Tensor:

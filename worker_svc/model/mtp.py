@@ -8,6 +8,7 @@ in the notation of DeepSeek-V3's report, whose tensor names these are too. Rotat
 Legend of shapes: T rows, of which Q are queried, E hidden size, D draft vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,16 +26,16 @@ DRAFT_IDS = "model.mtp.draft_token_ids"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows that write KV: where it goes, as Kv.rows gives it, and the rotation of their positions."""
+    """Rows that write KV: where it goes in each group of modules, as Kv.rows gives it, and their rotation."""
 
-    slots: Tensor
+    slots: Mapping[int, Tensor]
     rotation: Rotation
 
     def front(self, num_rows: int) -> "Rows":
         """The first of them."""
         cos, sin = self.rotation
-        num_slots = len(self.slots) // len(cos) * num_rows
-        return Rows(slots=self.slots[:num_slots], rotation=(cos[:num_rows], sin[:num_rows]))
+        slots = {group: slots[: len(slots) // len(cos) * num_rows] for group, slots in self.slots.items()}
+        return Rows(slots=slots, rotation=(cos[:num_rows], sin[:num_rows]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,6 @@ class _Module:
         self._eps = a.norm_eps
         self._hidden_first = policy.concat == "hidden_embed"
         self._kv_layer = a.num_layers + index
-        self._window = a.mtp.windows.get(index)
         self._enorm_e = checkpoint.take(f"{name}.enorm.weight", a.hidden_size)
         self._hnorm_e = checkpoint.take(f"{name}.hnorm.weight", a.hidden_size)
         self._in = checkpoint.linear([f"{name}.eh_proj"], 2 * a.hidden_size, [a.hidden_size])
@@ -101,12 +101,13 @@ class _Module:
         pair = [self._rms(e_te, self._enorm_e), self._rms(g_te, self._hnorm_e)]
         x_te = self._in(torch.cat(pair[::-1] if self._hidden_first else pair, -1))
         q_thd, k_tkd, v_tkd = self._layer.project(x_te, rows.rotation)
-        kv.write(self._kv_layer, rows.slots, k_tkd, v_tkd)
+        view = kv.layout.views[self._kv_layer]
+        kv.write(self._kv_layer, rows.slots[view.group], k_tkd, v_tkd)
         if queries.index is not None:
             if len(queries.index) == 0:
                 return x_te[:0]
             q_thd, x_te = q_thd.index_select(0, queries.index), x_te.index_select(0, queries.index)
-        attended = queries.attend(q_thd, *kv.layers[self._kv_layer], self._window)
+        attended = queries.attend(q_thd, *kv.layers[self._kv_layer], view)
         return self._layer.combine(x_te, attended)
 
     def norm(self, y_te: Tensor) -> Tensor:

@@ -37,11 +37,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mtp:
-    """``windows`` names the modules that see only so many tokens, themselves included."""
+    """``windows`` names the modules that see only so many tokens, themselves included; ``tagged``: the checkpoint tells
+    of each module whether it does."""
 
     num_modules: int
     policy: Policy
     windows: Mapping[int, int] = field(default_factory=dict)
+    tagged: bool = False
 
     def num_drafts(self, depth: int | None) -> int:
         """Drafts of a step where ``depth`` is asked for; None: one by each module.
@@ -73,8 +75,9 @@ def parse_mtp(num_modules: int, record: Mapping[str, Any] | None, sliding_window
     policy = msgspec.convert(record, Policy)
     if policy.chain is ChainKind.SELF and num_modules != 1:
         raise ValueError(f"mtp.chain is 'self', which means one module, not {num_modules}")
-    windows = layer_windows("mtp.layer_types", record.get("layer_types"), num_modules, sliding_window)
-    return Mtp(num_modules=num_modules, policy=policy, windows=windows)
+    layer_types = record.get("layer_types")
+    windows = layer_windows("mtp.layer_types", layer_types, num_modules, sliding_window)
+    return Mtp(num_modules=num_modules, policy=policy, windows=windows, tagged=layer_types is not None)
 
 
 def layer_windows(

@@ -122,8 +122,8 @@ def _new_request(request: _Running) -> NewRequest:
         tokens=request.prompt,
         num_prompt=len(request.prompt),
         num_computed=0,
-        blocks=tuple(range(first, first + _BLOCKS_EACH)),
-        hit_keys=(),
+        blocks=(tuple(range(first, first + _BLOCKS_EACH)),),
+        hits=(),
         sampling=request.sampling,
         stopping=StopParams(max_tokens=MAX_ANSWER),
     )
