@@ -3,6 +3,9 @@
 from augury.errors import FencedError
 from augury.types import Grant
 
+Tables = list[list[int]]
+"""The block table of each group of one lease."""
+
 
 class Leases:
     """Block tables by lease, and the sequence of messages, numbered from 1 within an epoch.
@@ -10,9 +13,9 @@ class Leases:
     A message repeated under its (epoch, seq) is answered again, any other than the next refused.
     """
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, tables: dict[int, Tables] | None = None) -> None:
         self.epoch = epoch
-        self.tables: dict[int, list[int]] = {}
+        self.tables = tables or {}
         self._last: Grant | None = None
 
     def replay(self, epoch: int, seq: int) -> Grant | None:
@@ -29,7 +32,7 @@ class Leases:
     def answered(self, grant: Grant) -> None:
         self._last = grant
 
-    def fence(self, epoch: int) -> list[list[int]]:
+    def fence(self, epoch: int) -> list[Tables]:
         """Begin a later epoch without leases; the tables given up are returned. FencedError if it is not later."""
         if epoch <= self.epoch:
             raise FencedError(f"epoch {epoch} is not later than {self.epoch}")

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcache_svc.core.pool import NULL_BLOCK, BlockPool, Census
+from augury.geometry import NULL_BLOCK
+from kvcache_svc.core.inspection import Census
+from kvcache_svc.core.pool import BlockPool
 from tests.kvcache.naive import NaivePool
 
 KEYS = [bytes([n]) * 16 for n in range(9)]
@@ -23,26 +25,24 @@ class PoolMachine(RuleBasedStateMachine):
         survivors = {block: key for key, block in restored.items() if 0 < block < num_blocks}
         self.registry = {key: block for block, key in survivors.items()}
         self.pool.restore(restored)
-        for block, key in survivors.items():
-            self.naive.seal(block, key)
-            self.naive.cached.append(block)
+        self.naive.restore(restored)
 
     @rule(wanted=st.lists(keys, max_size=4), data=st.data())
     def lease(self, wanted: list[bytes], data: st.DataObject) -> None:
-        hit = self.naive.hit(wanted)
+        hit = self.naive.run(wanted)
         assert [self.pool.find(key) for key in wanted[: len(hit)]] == hit
         assert self.pool.num_idle(hit) == sum(block in self.naive.cached for block in hit)
         self.pool.touch(hit)
         room = self.naive.num_available - len(set(hit) & set(self.naive.cached))
         new = self.pool.allocate(data.draw(st.integers(0, room)))
         self.num_leases += 1
-        self.naive.hold(self.num_leases, hit, new)
+        self.naive.hold(self.num_leases, [hit], [new])
 
     @precondition(lambda self: self.naive.tables)
     @rule(data=st.data())
     def grow(self, data: st.DataObject) -> None:
         new = self.pool.allocate(data.draw(st.integers(0, self.naive.num_available)))
-        self.naive.hold(data.draw(st.sampled_from(sorted(self.naive.tables))), [], new)
+        self.naive.hold(data.draw(st.sampled_from(sorted(self.naive.tables))), [[]], [new])
 
     @precondition(lambda self: self.naive.open)
     @rule(key=keys, data=st.data())
@@ -55,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(sorted(self.naive.tables)))
-        self.pool.release(self.naive.tables[lease])
+        self.pool.release(self.naive.tables[lease][0])
         self.naive.release(lease)
 
     @rule(key=keys)
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def equals_its_twin(self) -> None:
-        self.pool.check(list(self.naive.tables.values()))
+        self.pool.check([table for tables in self.naive.tables.values() for table in tables])
         assert self.pool.census() == self.naive.census()
         assert self.pool.num_available == self.naive.num_available
         assert self.pool.num_cached == len(self.naive.cached)
@@ -152,6 +152,17 @@ def test_a_forgotten_block_in_use_is_free_once_released() -> None:
     assert pool.census() == Census(free=2, open=0, sealed=0, cached=0)
 
 
+def test_the_null_block_in_a_table_is_neither_held_nor_given_back() -> None:
+    pool = BlockPool(4)
+    table = [NULL_BLOCK, NULL_BLOCK, *sealed_table(pool, KEYS[:1])]
+    pool.check([table])
+    pool.release(table)
+    assert pool.num_idle(table) == 1
+    pool.touch(table)
+    pool.check([table])
+    assert pool.census() == Census(free=2, open=0, sealed=1, cached=0)
+
+
 def test_sealing_a_shared_or_sealed_block_is_a_programming_error() -> None:
     pool = BlockPool(3)
     table = sealed_table(pool, KEYS[:1])
@@ -165,7 +176,7 @@ def test_check_finds_a_leaked_and_a_doubly_held_block() -> None:
     pool = BlockPool(4)
     table = pool.allocate(2)
     pool.check([table])
-    for wrong in ([table[:1]], [table, table[:1]], [[*table, NULL_BLOCK]]):
+    for wrong in ([table[:1]], [table, table[:1]], [[*table, 3]]):
         with pytest.raises(AssertionError):
             pool.check(wrong)
 

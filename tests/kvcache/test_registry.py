@@ -1,10 +1,7 @@
-"""Both registries keep what they are told; the one in Redis ends equal to it whatever happens to the server."""
+"""Both registries keep what they are told, and refuse a scheduler that was replaced."""
 
 import asyncio
-import random
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,91 +9,43 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
-from augury import limits
-from augury.keys import KEY_BYTES
+from augury.errors import FencedError
+from augury.geometry import KvGroup
 from augury.types import PoolSpec
-from kvcache_svc import registry_redis
-from kvcache_svc.registry import MemoryRegistry, Registry, open_registry
-from tests.kvcache.cutting_proxy import CuttingProxy
+from kvcache_svc import mirror, registry_redis
+from kvcache_svc.registry import MemoryRegistry, Registry, reconcile
+from tests.kvcache.registries import (
+    SPEC,
+    entries,
+    found_by_the_next,
+    key,
+    names_of,
+    opened,
+    stored,
+    stored_leases,
+    stored_pool,
+    until,
+    until_recorded,
+    until_stored,
+)
 from tests.redis_server import RedisServer
 
-SPEC = PoolSpec(pool="worker-0", incarnation="life-1", fingerprint="model", epoch=1, num_blocks=5000, block_size=16)
-OTHERS = [
-    replace(SPEC, incarnation="life-2"),
-    replace(SPEC, fingerprint="other"),
-    replace(SPEC, num_blocks=4999),
-    replace(SPEC, block_size=32),
-    replace(SPEC, pool="worker-1"),
-]
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(KEY_BYTES, "big")
-
-
-def entries(*numbers: int) -> dict[bytes, int]:
-    return {key(number): number for number in numbers}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    """A client of its own, to an empty database."""
-    async with Redis.from_url(server.url) as client:
-        await client.flushall()
-        yield client
-
-
-@asynccontextmanager
-async def opened(url: str | None, prefix: str = "augury") -> AsyncIterator[Registry]:
-    registry = open_registry(url, prefix)
-    try:
-        yield registry
-    finally:
-        await registry.close()
+LATER = replace(SPEC, epoch=2)
+OTHERS = {
+    "life": replace(LATER, incarnation="life-2"),
+    "model": replace(LATER, fingerprint="other"),
+    "size": replace(LATER, num_blocks=4999),
+    "geometry": replace(LATER, groups=(KvGroup(block_size=32),)),
+    "window": replace(LATER, groups=(SPEC.groups[0], replace(SPEC.groups[1], window=63))),
+    "pool": replace(SPEC, pool="worker-1"),
+}
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def registry(request: pytest.FixtureRequest, server: RedisServer, redis: Redis) -> AsyncIterator[Registry]:
     async with opened(server.url if request.param == "redis" else None) as made:
         yield made
-
-
-async def found_by_the_next(url: str, spec: PoolSpec = SPEC, prefix: str = "augury") -> dict[bytes, int]:
-    """What a KV service that starts afresh finds. It owns the pool from then on."""
-    async with opened(url, prefix) as fresh:
-        return await fresh.load(spec)
-
-
-async def stored(url: str, spec: PoolSpec = SPEC) -> dict[bytes, int]:
-    """What Redis holds, seen without touching it."""
-    async with Redis.from_url(url) as client:
-        fields: dict[Any, Any] = await client.hgetall(f"augury:v1:{{{spec.pool}}}:blocks")
-        return {field: int(value) for field, value in fields.items()}
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
-async def until_stored(url: str, expected: dict[bytes, int], spec: PoolSpec = SPEC) -> None:
-    found: dict[bytes, int] | None = None
-    for _ in range(400):
-        with suppress(ResponseError):  # a foreign value of another type
-            found = await stored(url, spec)
-        if found == expected:
-            return
-        await asyncio.sleep(0.05)
-    assert found == expected
 
 
 # --- both ---
@@ -106,20 +55,29 @@ async def test_an_unknown_pool_is_empty(registry: Registry) -> None:
     assert await registry.load(SPEC) == {}
 
 
-async def test_what_was_recorded_is_loaded_whatever_the_epoch(registry: Registry) -> None:
+async def test_what_was_recorded_is_loaded_at_a_later_epoch(registry: Registry) -> None:
     await registry.load(SPEC)
     registry.record(SPEC, list(entries(1, 2, 3).items()), [])
     registry.record(SPEC, list(entries(4).items()), [key(2)])
     assert await registry.load(replace(SPEC, epoch=9)) == entries(1, 3, 4)
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=lambda spec: str(spec.pool + spec.incarnation + spec.fingerprint))
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 async def test_content_of_another_pool_life_model_or_geometry_is_not_loaded(
     registry: Registry, other: PoolSpec
 ) -> None:
     registry.record(SPEC, list(entries(1).items()), [])
     assert await registry.load(other) == {}
-    assert await registry.load(SPEC) == (entries(1) if other.pool != SPEC.pool else {})
+    registry.record(other, [], [])
+    assert await registry.load(replace(SPEC, epoch=3)) == (entries(1) if other.pool != SPEC.pool else {})
+
+
+async def test_an_earlier_epoch_is_fenced_and_costs_nothing(registry: Registry) -> None:
+    registry.record(LATER, list(entries(1).items()), [])
+    for stale in (SPEC, replace(SPEC, incarnation="life-2"), replace(LATER, incarnation="life-2")):
+        with pytest.raises(FencedError):
+            await registry.load(stale)
+    assert await registry.load(LATER) == entries(1)
 
 
 async def test_a_dropped_pool_is_empty(registry: Registry) -> None:
@@ -149,7 +107,7 @@ changes = st.lists(
 def test_redis_ends_as_memory_does(
     server: RedisServer, changes: list[Any], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_redis, "BATCH_ENTRIES", batch)
+    monkeypatch.setattr(mirror, "BATCH_ENTRIES", batch)
     monkeypatch.setattr(registry_redis, "GATHER_SECONDS", 0.0)
 
     async def scenario() -> None:
@@ -169,6 +127,52 @@ def test_redis_ends_as_memory_does(
     asyncio.run(scenario())
 
 
+async def test_a_pool_at_rest_is_kept_in_redis_alone(server: RedisServer, redis: Redis) -> None:
+    async with opened(server.url) as registry:
+        registry.record(SPEC, list(entries(1).items()), [])
+        await until_stored(server.url, entries(1))
+        registry.rest(SPEC.pool)
+        assert await registry.load(SPEC) == entries(1)
+        registry.rest(SPEC.pool)
+        await redis.flushall()
+        assert await registry.load(SPEC) == {}
+
+
+async def test_a_pool_at_rest_is_not_kept_in_memory() -> None:
+    registry = MemoryRegistry()
+    registry.record(SPEC, list(entries(1).items()), [])
+    registry.rest(SPEC.pool)
+    assert await registry.load(SPEC) == {}
+
+
+# --- the worker's tags ---
+
+
+@given(
+    registered=st.dictionaries(st.integers(1, 12), st.integers(1, 12), max_size=8),
+    tags=st.dictionaries(st.integers(1, 12), st.integers(1, 12), max_size=8),
+)
+def test_tags_overrule_the_registry(registered: dict[int, int], tags: dict[int, int]) -> None:
+    """``registered`` maps keys to blocks, ``tags`` blocks to keys."""
+    content = reconcile(
+        {key(name): block for name, block in registered.items()}, [(block, key(name)) for block, name in tags.items()]
+    )
+    assert set(content) >= set(map(key, tags.values())), "what the worker vouches for is found"
+    for name, block in content.items():
+        if block in tags:
+            assert name == key(tags[block]), "no block is found under a key that it does not carry"
+        else:
+            assert name not in map(key, tags.values()), "a key that the worker carries is found where it carries it"
+            assert registered[int.from_bytes(name, "big")] == block
+    for number, block in registered.items():
+        unknown = block not in tags and number not in tags.values()
+        assert (content.get(key(number)) == block) == (unknown or tags.get(block) == number)
+
+
+def test_without_tags_the_registry_stands_alone() -> None:
+    assert reconcile(entries(1, 2), []) == entries(1, 2)
+
+
 # --- redis ---
 
 
@@ -177,16 +181,27 @@ async def test_a_new_process_finds_what_the_last_one_recorded(server: RedisServe
         first.record(SPEC, list(entries(*range(1, 3000)).items()), [])
         first.record(SPEC, [], [key(number) for number in range(1, 1000)])
     async with opened(server.url) as second:
-        assert await second.load(replace(SPEC, epoch=2)) == entries(*range(1000, 3000))
-        second.record(SPEC, list(entries(1).items()), [key(1000)])
-    assert await found_by_the_next(server.url) == entries(1, *range(1001, 3000))
+        assert await second.load(LATER) == entries(*range(1000, 3000))
+        second.record(LATER, list(entries(1).items()), [key(1000)])
+    assert await found_by_the_next(server.url, LATER) == entries(1, *range(1001, 3000))
 
 
 async def test_another_life_wipes_what_the_last_one_stored(server: RedisServer, redis: Redis) -> None:
     async with opened(server.url) as first:
         first.record(SPEC, list(entries(1).items()), [])
-    assert await found_by_the_next(server.url, replace(SPEC, incarnation="life-2")) == {}
+    assert await found_by_the_next(server.url, OTHERS["life"]) == {}
     assert await stored(server.url) == {}
+
+
+async def test_a_worker_that_comes_back_with_another_model_leaves_nothing_of_the_last(
+    server: RedisServer, redis: Redis
+) -> None:
+    async with opened(server.url) as registry:
+        registry.record(SPEC, list(entries(1).items()), [])
+        await until_stored(server.url, entries(1))
+        registry.record(OTHERS["model"], list(entries(2).items()), [])
+    assert await stored(server.url, OTHERS["model"]) == entries(2)
+    assert await redis.exists(*names_of(SPEC).all) == 0
 
 
 async def test_a_dropped_pool_leaves_nothing_behind(server: RedisServer, redis: Redis) -> None:
@@ -194,6 +209,7 @@ async def test_a_dropped_pool_leaves_nothing_behind(server: RedisServer, redis: 
         registry.record(SPEC, list(entries(1).items()), [])
     assert await redis.keys() != []
     async with opened(server.url) as registry:
+        await registry.load(SPEC)
         registry.drop(SPEC.pool)
         assert await registry.load(SPEC) == {}
         registry.drop(SPEC.pool)
@@ -202,7 +218,7 @@ async def test_a_dropped_pool_leaves_nothing_behind(server: RedisServer, redis: 
 
 async def test_two_prefixes_do_not_see_each_other_and_foreign_keys_stay(server: RedisServer, redis: Redis) -> None:
     await redis.set("foreign", "untouched")
-    await redis.hset("augury:v2:{worker-0}:blocks", "field", "value")
+    await redis.hset("a:v1:{model/worker-0}:registry", "field", "value")
     async with opened(server.url, "a") as a, opened(server.url, "b") as b:
         a.record(SPEC, list(entries(1).items()), [])
         b.record(SPEC, list(entries(2).items()), [])
@@ -210,181 +226,80 @@ async def test_two_prefixes_do_not_see_each_other_and_foreign_keys_stay(server: 
     assert await found_by_the_next(server.url, prefix="a") == entries(1)
     assert await found_by_the_next(server.url, prefix="b") == entries(2)
     async with opened(server.url, "a") as a:
+        await a.load(SPEC)
         a.drop(SPEC.pool)
     assert await redis.get("foreign") == b"untouched"
     assert sorted(await redis.keys()) == [
-        b"augury:v2:{worker-0}:blocks",
-        b"b:v1:{worker-0}:blocks",
-        b"b:v1:{worker-0}:meta",
+        b"a:v1:{model/worker-0}:registry",
+        b"b:v2:{model/worker-0}:pool",
+        b"b:v2:{model/worker-0}:registry",
         b"foreign",
     ]
 
 
-async def test_every_key_names_its_prefix_and_expires(server: RedisServer, redis: Redis) -> None:
+async def test_every_key_names_prefix_version_and_model_and_expires(server: RedisServer, redis: Redis) -> None:
     async with opened(server.url, "mine") as registry:
         registry.record(SPEC, list(entries(1).items()), [])
-    names: list[Any] = await redis.keys()
-    assert len(names) == 2
-    assert all(name.startswith(b"mine:v1:{worker-0}:") for name in names)
-    assert all([0 < await redis.ttl(name) <= registry_redis.KEEP_SECONDS for name in names])
+        registry.watch(SPEC, lambda: {1: 1})
+        await asyncio.sleep(registry_redis.LEASES_SECONDS + 0.5)
+    found: list[Any] = await redis.keys()
+    assert sorted(found) == [f"mine:v2:{{model/worker-0}}:{part}".encode() for part in ("leases", "pool", "registry")]
+    assert all([0 < await redis.ttl(name) <= registry_redis.KEEP_SECONDS for name in found])
 
 
-@pytest.mark.parametrize("part", ["meta", "blocks"])
-async def test_a_key_of_the_wrong_type_counts_as_absent_and_is_overwritten(
-    server: RedisServer, redis: Redis, part: str
-) -> None:
+async def test_an_epoch_without_new_content_is_stored_too(server: RedisServer, redis: Redis) -> None:
     async with opened(server.url) as registry:
-        registry.record(SPEC, list(entries(1, 2).items()), [])
-    await redis.delete(name := f"augury:v1:{{worker-0}}:{part}")
-    await redis.set(name, "not a hash")
-    async with opened(server.url) as registry:
-        assert await registry.load(SPEC) == {}
-        registry.record(SPEC, list(entries(3).items()), [])
-        await until(lambda: registry.status == "redis")
-        await until_stored(server.url, entries(3))
-
-        await redis.delete(name)
-        await redis.set(name, "again not a hash")
-        registry.record(SPEC, list(entries(4).items()), [])
-        await until_stored(server.url, entries(3, 4))
+        registry.record(SPEC, list(entries(1).items()), [])
+        await until_stored(server.url, entries(1))
+        registry.record(replace(SPEC, epoch=7), [], [])
+    record = await stored_pool(server.url)
+    assert record is not None and record.spec == replace(SPEC, epoch=7)
+    with pytest.raises(FencedError, match="7"):
+        await found_by_the_next(server.url, replace(SPEC, epoch=6))
+    assert await found_by_the_next(server.url, replace(SPEC, epoch=7)) == entries(1)
 
 
-async def test_entries_that_cannot_be_true_are_not_loaded_and_go_away(server: RedisServer, redis: Redis) -> None:
-    async with opened(server.url) as registry:
-        registry.record(SPEC, list(entries(1, 2, 3).items()), [])
-    garbage: dict[Any, Any] = {
-        b"short": 4,
-        key(5): "five",
-        key(6): 0,
-        key(7): SPEC.num_blocks,
-        key(8): 3,
-        key(9): "9" * 5000,
-        key(10): -10,
-    }
-    await redis.hset("augury:v1:{worker-0}:blocks", mapping=garbage)
-    async with opened(server.url) as registry:
-        assert await registry.load(SPEC) == entries(1, 2)
-    assert await stored(server.url) == entries(1, 2)
-
-
-async def test_a_password_is_needed_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_redis, "CLOSE_SECONDS", 0.3)
-    with RedisServer(password="s3cr@t") as server:
-        url = server.url.replace("s3cr@t", "s3cr%40t")
-        async with opened(url) as registry:
-            await until(lambda: registry.status == "redis")
-            registry.record(SPEC, list(entries(1).items()), [])
-        assert await stored(url) == entries(1)
-        async with opened(url.replace("s3cr", "wrong")) as registry:
-            assert await registry.load(SPEC) == {}
-            await asyncio.sleep(0.2)
-            assert registry.status == "redis (degraded)"
-
-
-def test_a_url_of_another_scheme_is_refused() -> None:
-    async def attempt() -> None:
-        open_registry("http://127.0.0.1", "augury")
-
-    with pytest.raises(ValueError, match="redis://"):
-        asyncio.run(attempt())
-
-
-# --- a server that comes and goes ---
-
-
-async def test_redis_that_is_away_at_first_catches_up() -> None:
-    with RedisServer() as server:
-        server.kill()
-        async with opened(server.url) as registry:
-            assert await registry.load(SPEC) == {}
-            registry.record(SPEC, list(entries(1, 2).items()), [])
-            registry.record(SPEC, [], [key(1)])
-            assert registry.status == "redis (degraded)"
-            assert await registry.load(SPEC) == entries(2)
-            server.start()
-            await until(lambda: registry.status == "redis")
-            await until_stored(server.url, entries(2))
-
-
-async def test_redis_killed_and_restarted_under_load_ends_with_everything() -> None:
-    rng = random.Random(7)
-    expected: dict[bytes, int] = {}
-    with RedisServer() as server:
-        async with opened(server.url) as registry:
-            await registry.load(SPEC)
-            for round_number in range(300):
-                sealed = [(key(rng.randrange(1, 2000)), rng.randrange(1, 5000)) for _ in range(20)]
-                gone = [key(rng.randrange(2000)) for _ in range(10)]
-                for lost in gone:
-                    expected.pop(lost, None)
-                expected.update(sealed)
-                registry.record(SPEC, sealed, gone)
-                if round_number in (100, 200):
-                    await until(lambda: registry.status == "redis")
-                    await asyncio.to_thread(server.kill if round_number == 100 else server.restart)
-                if round_number == 150:
-                    await until(lambda: registry.status == "redis (degraded)")
-                    await asyncio.to_thread(server.start)
-                await asyncio.sleep(0.003)
-            await until(lambda: registry.status == "redis")
-        assert await stored(server.url) == expected
-
-
-async def test_requests_and_answers_lost_on_the_way_leave_redis_equal_to_the_mirror(
+async def test_leases_are_stored_as_they_are_now_and_then(
     server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CONNECT_RETRY_SECONDS", (0.001, 0.01))
-    monkeypatch.setattr(registry_redis, "BATCH_ENTRIES", 5)
-    rng = random.Random(3)
-    memory = MemoryRegistry()
-    async with CuttingProxy(server.port, seed=1) as proxy, opened(proxy.url) as registry:
-        for round_number in range(1, 16):
-            proxy.cut = 0.1
-            while proxy.num_cuts < 2 * round_number:
-                sealed = [(key(rng.randrange(3000)), rng.randrange(1, 5000)) for _ in range(6)]
-                gone = [key(rng.randrange(3000)) for _ in range(3)]
-                for each in (memory, registry):
-                    each.record(SPEC, sealed, gone)
-                await asyncio.sleep(0.002)
-            proxy.cut = 0.0
-            await until_stored(server.url, await memory.load(SPEC))
-            await until(lambda: registry.status == "redis")
-
-
-async def test_what_an_idle_redis_lost_comes_back_unasked(server: RedisServer, redis: Redis) -> None:
+    monkeypatch.setattr(registry_redis, "LEASES_SECONDS", 0.05)
+    leases = {number: number % 7 for number in range(5000)}
     async with opened(server.url) as registry:
-        for spec in (SPEC, OTHERS[-1]):
-            registry.record(spec, list(entries(1, 2).items()), [])
+        registry.record(SPEC, [], [])
+        registry.watch(SPEC, lambda: leases)
+        record = None
+        async with asyncio.timeout(10):
+            while record is None:
+                await asyncio.sleep(0.05)
+                record = await stored_leases(server.url)
+            assert (record.num_leases, len(record.blocks), record.blocks[13]) == (5000, 4096, 6)
+            leases = {5: 3}
+            while record.blocks != {5: 3}:
+                await asyncio.sleep(0.05)
+                record = await stored_leases(server.url) or record
+        assert record.epoch == SPEC.epoch
+
+
+async def test_of_two_services_the_one_with_the_later_epoch_has_the_pool_in_redis(
+    server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_redis, "REWRITE_SECONDS", 0.0)
+    async with opened(server.url) as stale, opened(server.url) as current:
+        stale.record(SPEC, list(entries(1).items()), [])
+        await until_stored(server.url, entries(1))
+        assert await current.load(LATER) == entries(1)
+        current.record(LATER, list(entries(2).items()), [])
+        await until_recorded(server.url, LATER)
+        stale.record(SPEC, list(entries(10).items()), [])
+        await asyncio.sleep(0.2)
+        await until_recorded(server.url, LATER)
+        for number in range(11, 60):
+            stale.record(SPEC, list(entries(number).items()), [])
+            await asyncio.sleep(0.02)
+            record = await stored_pool(server.url)
+            assert record is not None and record.spec == LATER, "it wrote again though it knew better"
         await until_stored(server.url, entries(1, 2))
-        await redis.flushall()
-        for spec in (SPEC, OTHERS[-1]):
-            await until_stored(server.url, entries(1, 2), spec)
-
-
-async def test_a_redis_that_hangs_blocks_neither_load_nor_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_redis, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(registry_redis, "CLOSE_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with asyncio.timeout(10), opened(f"redis://127.0.0.1:{silent.getsockname()[1]}") as registry:
-            assert await registry.load(SPEC) == {}
-            registry.record(SPEC, list(entries(1).items()), [])
-            assert await registry.load(SPEC) == entries(1)
-            assert registry.status == "redis (degraded)"
-
-
-async def test_a_journal_beyond_its_limit_is_replaced_by_the_whole_pool(
-    server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "MAX_REGISTRY_QUEUE", 50)
-    async with opened(server.url) as registry:
-        registry.record(SPEC, list(entries(*range(1, 500)).items()), [])
-        await until_stored(server.url, entries(*range(1, 500)))
-
-        await redis.client_pause(500)  # a slow server: milliseconds
-        registry.record(SPEC, list(entries(500).items()), [])
-        await asyncio.sleep(0.1)  # this batch is on its way when the journal grows too long
-        registry.record(SPEC, list(entries(*range(501, 600)).items()), [key(n) for n in range(1, 400)])
-        registry.record(SPEC, [], [key(n) for n in range(550, 600)])
-        pool = registry._pools[SPEC.pool]  # type: ignore[attr-defined]
-        assert pool.batch is None and not pool._dirty
-        await until_stored(server.url, entries(*range(400, 550)))
+        stale.drop(SPEC.pool)
+        await until(lambda: current.status == stale.status == "redis")
+        current.record(LATER, list(entries(3).items()), [])
+        await until_stored(server.url, entries(1, 2, 3))
