@@ -6,6 +6,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import grpc
 import torch
@@ -16,8 +17,13 @@ from augury.models import model_folder, served_name
 from augury.types import WorkerInfo
 from augury.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from worker_svc.engine import Engine, EngineOptions
+from worker_svc.model.description import read_architecture
 from worker_svc.registration import keep_registered
 from worker_svc.service import WorkerService
+
+_SMALL_MLP = 1 << 20
+"""Weights of a layer's gate and up projections together, its largest product, below which one thread is used: to share
+work so small takes longer than to do it, and threads that wait for one another spin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +50,8 @@ class WorkerApp:
 
 async def start(settings: Settings) -> WorkerApp:
     """Load the model, serve at ``worker.address`` and register at ``scheduler.address``. Raises OSError, ValueError."""
-    executor = ThreadPoolExecutor(1, "engine", _set_threads, (settings.worker.threads,))
     folder = model_folder(settings.model.path, os.environ)
+    executor = ThreadPoolExecutor(1, "engine", _set_threads, (num_threads(settings.worker.threads, folder),))
     engine = await asyncio.get_running_loop().run_in_executor(executor, _load, settings)
     listener = await rpc.listen(
         settings.worker.address, partial(add_WorkerServicer_to_server, WorkerService(engine, executor))
@@ -71,6 +77,17 @@ async def start(settings: Settings) -> WorkerApp:
         scheduler=scheduler,
         executor=executor,
     )
+
+
+def num_threads(wanted: int | None, folder: Path) -> int | None:
+    """Threads of the forward pass: as many as are wanted, else one for a small model, else None: as torch chooses.
+
+    Raises ValueError where ``folder`` holds no model that runs here.
+    """
+    if wanted is not None:
+        return wanted
+    a = read_architecture(folder)
+    return 1 if 2 * a.hidden_size * a.intermediate_size < _SMALL_MLP else None
 
 
 def _load(settings: Settings) -> Engine:

@@ -5,7 +5,7 @@ Decides counts alone, so it can cost time but never change a text. No clock in h
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _DECAY = 0.97
@@ -14,6 +14,8 @@ _PRIOR = 10.0
 """Drafts that what is known of all requests counts for in the estimate of one."""
 _HOPE = 0.6
 """Acceptance that a worker expects before its first draft was judged."""
+_ALL_PRIOR = 2.0
+"""Drafts that this hope, and at each later position what is known of the one before, counts for."""
 _ALL_DECAY = 0.99
 """As ``_DECAY``, over the drafts of all requests together."""
 _FALL, _RISE = 0.5, 0.05
@@ -21,6 +23,8 @@ _FALL, _RISE = 0.5, 0.05
 only ever make it longer, so the low side says more about the work itself."""
 _NUM_COLD = 5
 """Of so many first durations of a kind the shortest counts: caches were cold."""
+_MAX_GAP_RISE = 2.0
+"""A gap between steps that is longer than so many usual ones was idle time, and counts as no more."""
 _PROBE_SHARE = 0.01
 """Share of the time that trying unpromising depths may take."""
 
@@ -36,9 +40,9 @@ class Rate:
         self.yes = self.yes * decay + answer
         self.total = self.total * decay + 1
 
-    def share(self, prior: float) -> float:
-        """Of yes, where ``_PRIOR`` more answers were as ``prior``."""
-        return (self.yes + _PRIOR * prior) / (self.total + _PRIOR)
+    def share(self, prior: float, weight: float) -> float:
+        """Of yes, where ``weight`` more answers were as ``prior``."""
+        return (self.yes + weight * prior) / (self.total + weight)
 
 
 @dataclass(slots=True)
@@ -56,8 +60,18 @@ class Acceptance:
         for rate, accepted in zip(self.rates, fates, strict=False):
             rate.add(accepted, decay)
 
-    def shares(self, priors: Iterable[float]) -> list[float]:
-        return [rate.share(prior) for rate, prior in zip(self.rates, priors, strict=True)]
+    def usual(self) -> list[float]:
+        """Shares of accepted drafts; where little is known of a position, it is as the one before."""
+        shares, prior = [], _HOPE
+        for rate in self.rates:
+            prior = rate.share(prior, _ALL_PRIOR)
+            shares.append(prior)
+        return shares
+
+    def chances(self, usual: Sequence[float], limit: int) -> list[float]:
+        """Of the first ``limit`` drafts, how likely each is to be accepted with all before it."""
+        shares = (rate.share(prior, _PRIOR) for rate, prior in zip(self.rates[:limit], usual, strict=False))
+        return list(itertools.accumulate(shares, operator.mul))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,6 +128,7 @@ class DepthPolicy:
         self._all = Acceptance.unknown(num_drafts)
         self._target = Curve()
         self._module = Curve()
+        self._gap_s: float | None = None
         self._probe_s = 0.0
 
     def newcomer(self) -> Acceptance:
@@ -124,6 +139,12 @@ class DepthPolicy:
         """Of a request's verified drafts, up to the first that was rejected, whether each was accepted."""
         request.add(fates, _DECAY)
         self._all.add(fates, _ALL_DECAY)
+
+    def time_gap(self, seconds: float) -> None:
+        """So long after the last step was done, the target began with the next one."""
+        usual = seconds if self._gap_s is None else self._gap_s
+        weight = _FALL if seconds < usual else _RISE
+        self._gap_s = usual + weight * (min(seconds, _MAX_GAP_RISE * usual) - usual)
 
     def time_target(self, num_rows: int, seconds: float) -> None:
         """A forward pass of the target took ``seconds`` for ``num_rows`` tokens."""
@@ -141,12 +162,8 @@ class DepthPolicy:
             return [0] * len(requests)
         if not (self._target.knows(len(requests) + sum(limits)) and self._module.knows(sum(map(bool, limits)))):
             return list(limits)
-        usual = self._all.shares(itertools.repeat(_HOPE, self.num_drafts))
-        chances = [
-            list(itertools.accumulate(request.shares(usual)[:limit], operator.mul))
-            for request, limit in zip(requests, limits, strict=True)
-        ]
-        depths = self._best(chances)
+        usual = self._all.usual()
+        depths = self._best([request.chances(usual, limit) for request, limit in zip(requests, limits, strict=True)])
         if depths == list(limits):
             return depths
         extra_s = self._seconds(limits) - self._seconds(depths)
@@ -159,14 +176,18 @@ class DepthPolicy:
     def _best(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """Maximises tokens per second by Dinkelbach's method: at a rate r, a draft pays if its chance is above r times
         what its row costs the target, and a module if what its drafts bring pays for its own run.
+
+        What a token costs on its own, its draw above all, changes nothing of that.
         """
         num_requests, num_all = len(chances), sum(map(len, chances))
         row_s = max(0.0, self._target.at(num_requests + num_all) - self._target.at(num_requests)) / num_all
         depths = [0] * num_requests
         for _ in range(3):
             tokens = num_requests + sum(sum(chance[:depth]) for chance, depth in zip(chances, depths, strict=True))
-            seconds = self._seconds(depths)
-            depths = self._paying(chances, tokens / seconds, row_s)
+            better = self._paying(chances, tokens / self._seconds(depths), row_s)
+            if better == depths:
+                break
+            depths = better
         return depths
 
     def _paying(self, chances: Sequence[Sequence[float]], rate: float, row_s: float) -> list[int]:
@@ -182,6 +203,6 @@ class DepthPolicy:
         return [sum(value > rate * row_s for value in chance[:best]) for chance in chances]
 
     def _seconds(self, depths: Sequence[int]) -> float:
-        """What a step takes that verifies and drafts so many."""
+        """From the end of one step to that of the next, which verifies and drafts so many."""
         modules = sum(self._module.at(sum(depth > index for depth in depths)) for index in range(max(depths)))
-        return self._target.at(len(depths) + sum(depths)) + modules
+        return (self._gap_s or 0.0) + self._target.at(len(depths) + sum(depths)) + modules

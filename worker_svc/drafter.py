@@ -20,6 +20,9 @@ from worker_svc.model.policy import ChainKind
 from worker_svc.requests import Held
 from worker_svc.sampling import race, signed
 
+_FEW_ROWS = 8
+"""So few rows cost a module no more than the last one alone, for which queries would have to be laid out anew."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -54,22 +57,23 @@ class _Asked:
     heads: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Draws:
-    """How the drafting passes draw; ``positions`` are those of their first drafts. All are [D]."""
+    """How the drafting ones of ``passes`` draw."""
 
-    temperatures: Tensor
-    seeds: Tensor
-    positions: Tensor
-
-    @classmethod
-    def of(cls, passes: Sequence[Pass]) -> "_Draws":
+    def __init__(self, passes: Sequence[Pass]) -> None:
         requests = [p.request for p in passes if p.drafting]
-        return cls(
-            temperatures=torch.tensor([request.sampling.temperature for request in requests]),
-            seeds=signed([request.sampling.seed for request in requests]),
-            positions=torch.tensor([len(request.tokens) for request in requests]),
-        )
+        self._sampled = any(request.sampling.temperature > 0 for request in requests)
+        self._temperatures = torch.tensor([request.sampling.temperature for request in requests])
+        self._seeds = signed([request.sampling.seed for request in requests])
+        self._positions = torch.tensor([len(request.tokens) for request in requests])
+
+    def draw(self, logits: Tensor, token_ids: Tensor, num_before: int) -> Tensor:
+        """[n] a token for each of the first n passes, after so many drafts; ``logits`` [n, D] are of ``token_ids``."""
+        if not self._sampled:
+            return token_ids[logits.argmax(-1)]
+        num = len(logits)
+        positions = self._positions[:num] + num_before
+        return token_ids[race(logits, self._temperatures[:num], self._seeds[:num], positions, token_ids)]
 
 
 class Drafter:
@@ -109,14 +113,16 @@ class Drafter:
         """Module after module over the same rows, whose tokens move on by one each time. Each module's drafts."""
         chained = self._modules.policy.chain is ChainKind.CHAINED
         ends = list(accumulate(p.num_rows for p in passes))
-        ids, hidden, rows, draws = _first_tokens(passes), _hidden(passes), self._rows(passes), _Draws.of(passes)
+        lasts = torch.tensor(ends) - 1
+        ids, hidden, rows, draws = _first_tokens(passes), _hidden(passes), self._rows(passes), _Draws(passes)
         on, asked, drawn = passes, dict[tuple[int, int], _Asked](), list[Tensor]()
         while on:
             m, num_rows = len(drawn), ends[len(on) - 1]
             later = [p for p in on if p.num_runs > m + 1]
-            shape = len(on), len(later)
+            whole = on if num_rows <= _FEW_ROWS and on[-1].drafting else later
+            shape = len(on), len(whole) if chained else 0
             if shape not in asked:
-                asked[shape] = self._ask(on, len(later) if chained else 0)
+                asked[shape] = self._ask(on, shape[1])
             y = self._modules.run(
                 m, ids[:num_rows], hidden[:num_rows], rows.front(num_rows), asked[shape].queries, self._kv
             )
@@ -124,7 +130,7 @@ class Drafter:
             drawn.append(self._draw(m, normed, asked[shape].heads, draws, m))
             if later:
                 ids = ids[: ends[len(later) - 1]].roll(-1)
-                ids[torch.tensor(ends[: len(later)]) - 1] = _next_tokens(later, m, drawn[-1])
+                ids.index_copy_(0, lasts[: len(later)], _next_tokens(later, m, drawn[-1]))
                 hidden = self._passed_on(y, normed) if chained else hidden
             on = later
         return drawn
@@ -134,7 +140,7 @@ class Drafter:
 
         The rows behind are provisional: the next pass of the request writes them anew.
         """
-        ids, hidden, draws, drawn = _first_tokens(passes), _hidden(passes), _Draws.of(passes), list[Tensor]()
+        ids, hidden, draws, drawn = _first_tokens(passes), _hidden(passes), _Draws(passes), list[Tensor]()
         while passes:
             asked = self._ask(passes, 0)
             y = self._modules.run(0, ids, hidden, self._rows(passes), asked.queries, self._kv)
@@ -183,13 +189,10 @@ class Drafter:
         )
 
     def _draw(self, m: int, normed: Tensor, heads: Tensor, draws: _Draws, num_before: int) -> Tensor:
-        """[D] a token from each of ``heads``, which stand in the order of ``draws``, after so many drafts."""
-        num = len(heads)
-        if num == 0:
+        """A token from each of ``heads``, which stand in the order of ``draws``."""
+        if len(heads) == 0:
             return heads
-        logits = self._modules.logits(m, normed.index_select(0, heads))
-        ids = self._modules.draft_ids
-        return ids[race(logits, draws.temperatures[:num], draws.seeds[:num], draws.positions[:num] + num_before, ids)]
+        return draws.draw(self._modules.logits(m, normed.index_select(0, heads)), self._modules.draft_ids, num_before)
 
 
 def _first_tokens(passes: Sequence[Pass]) -> Tensor:
@@ -203,4 +206,6 @@ def _hidden(passes: Sequence[Pass]) -> Tensor:
 def _next_tokens(passes: Sequence[Pass], m: int, drawn: Tensor) -> Tensor:
     """What the last row of each pass reads in module m + 1: the known token, or module m's draft."""
     known = [p.request.tokens[p.end + m + 1] for p in passes if not p.drafting]
+    if not known:
+        return drawn[: len(passes)]
     return torch.cat([torch.tensor(known, dtype=torch.int64), drawn[: len(passes) - len(known)]])

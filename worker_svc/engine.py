@@ -253,7 +253,7 @@ class Engine:
         logits_nv = self._model.logits(normed_te.index_select(0, batch.logits_rows))
         if self._speculator is None:
             return normed_te, logits_nv
-        self._speculator.policy.time_target(len(h_te), time.perf_counter() - started)
+        self._speculator.time_target(len(h_te), started)
         return self._speculator.target_hidden(h_te, normed_te), logits_nv
 
     def _verify(self, rows: Sequence[Row], spans: Sequence[Span], logits_nv: Tensor) -> dict[int, list[int] | None]:

@@ -95,10 +95,17 @@ class Speculator:
         self._kv = kv
         self._max_len = max_len
         self._states: dict[int, _State] = {}
+        self._done_at: float | None = None
 
     def target_hidden(self, h_te: Tensor, normed_te: Tensor) -> Tensor:
         """What the modules read of the target, given its hidden states before and after the final norm."""
         return self._drafter.target_hidden(h_te, normed_te)
+
+    def time_target(self, num_rows: int, started: float) -> None:
+        """The target ran on so many rows since ``started``, on the clock of ``time.perf_counter``."""
+        self.policy.time_target(num_rows, time.perf_counter() - started)
+        if self._done_at is not None:
+            self.policy.time_gap(started - self._done_at)
 
     def forget(self, handle: int) -> None:
         """The request is not held any more."""
@@ -113,6 +120,7 @@ class Speculator:
             self._settle(self._states[handle], passes[handle], drafts)
         for advance in advances:
             self._trim(self._states[advance.handle], advance.request)
+        self._done_at = time.perf_counter()
 
     def _take(self, advance: Advance) -> None:
         """Rows became computed and tokens known: draft KV written from drafts that came true is final."""

@@ -26,7 +26,7 @@ from deploy.bench.rivals import Answered, Rival, Work
 from deploy.bench.sets import SETS, Tokens
 from gateway.model import ServedModel
 from worker_svc.model.description import read_architecture
-from worker_svc.model.named import ready_folder
+from worker_svc.model.named import STORY, ready_folder
 
 _DRAFT_SLOTS = 64
 """Slots of a stream beyond prompt and answer: more than the drafts of a step."""
@@ -40,7 +40,7 @@ Results = dict[str, dict[str, list[Answered]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What is measured. A round is ``num_prompts`` prompts of each kind, ``concurrency`` of them at a time."""
+    """What is measured. A round is ``num_prompts`` prompts of each kind, others in each, ``concurrency`` at a time."""
 
     folder: Path
     model: ServedModel
@@ -60,7 +60,8 @@ class Bench:
 
     def settings(self, loads: Sequence["Load"], *more: str, room: int = 1) -> config.Settings:
         """Settings of one engine, with blocks for ``room`` times the streams at once. Raises ValueError."""
-        longest = max(len(wish.prompt) for load in loads for wish in load.wishes(0)) + self.num_tokens + _DRAFT_SLOTS
+        wishes = (wish for load in loads for number in range(1 + self.rounds) for wish in load.wishes(number))
+        longest = max(len(wish.prompt) for wish in wishes) + self.num_tokens + _DRAFT_SLOTS
         block_size = config.load(env=os.environ, overrides=self.overrides).kv.block_size
         num_blocks = 1 + room * self.concurrency * (-(-longest // block_size))
         fixed = [f"model.path={self.folder}", f"kv.num_blocks={num_blocks}", *more]
@@ -111,8 +112,8 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError, AuguryError) as error:
         print(f"augury bench: {error}", file=sys.stderr)
         return 1
-    print(f"{bench.folder.name}, {bench.num_prompts} prompts, {bench.concurrency} at a time", end=", ")
-    print(f"answers of up to {bench.num_tokens} tokens, median of {bench.rounds} rounds")
+    print(f"{bench.folder.name}, median of {bench.rounds} rounds of {bench.num_prompts} prompts", end=", ")
+    print(f"{bench.concurrency} at a time, answers of up to {bench.num_tokens} tokens")
     print(table(figures, "answer" if options.shared_prefix else "tok"))
     if options.json:
         given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
@@ -126,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="smollm2", help="folder, or a model known by name (default: %(default)s)")
     add("--depths", type=lambda text: text.split(","), metavar="N,N,…", help="beside 0 (default: each, and auto)")
-    add("--sets", type=_sets, default=GENERAL, help=f"of {','.join(SETS)} (default: {','.join(GENERAL)})")
-    add("--prompts", type=positive, default=4, help="prompts of a set, at least (default: %(default)s)")
+    add("--sets", type=_sets, help=f"of {','.join(SETS)} (default: {','.join(GENERAL)}; of the story model: story)")
+    add("--prompts", type=positive, default=3, help="prompts of a set and round, at least (default: %(default)s)")
     add("--tokens", type=positive, default=64, help="longest answer, in tokens (default: %(default)s)")
     add("--rounds", type=positive, default=5, help="(default: %(default)s)")
     add("--concurrency", type=positive, default=1, help="streams at a time (default: %(default)s)")
@@ -164,7 +165,7 @@ def _bench(options: argparse.Namespace) -> Bench:
 def depths(bench: Bench, options: argparse.Namespace) -> list[Figures]:
     """Decode speed of every depth beside depth 0, on each set, without prefix caching."""
     wanted = options.depths or _all_depths(bench.folder)
-    loads = [_set_load(bench, name) for name in options.sets]
+    loads = [set_load(bench, name) for name in options.sets or ([STORY] if options.model == STORY else GENERAL)]
     settings = {
         f"depth {depth}": bench.settings(loads, f"speculation.depth={depth}", "kv.prefix_caching=false")
         for depth in dict.fromkeys(["0", *wanted])
@@ -192,10 +193,14 @@ def _all_depths(folder: Path) -> list[str]:
     return [*map(str, range(1, 1 + (mtp.num_modules if mtp else 0))), "auto"]
 
 
-def _set_load(bench: Bench, name: str) -> Load:
-    prompts = [SETS[name].make(bench.model, index) for index in range(bench.num_prompts)]
-    wishes = [bench.wish(prompt, SETS[name].temperature, seed) for seed, prompt in enumerate(prompts)]
-    return Load(name=name, wishes=lambda _: wishes)
+def set_load(bench: Bench, name: str) -> Load:
+    """Prompts of the set of that name, other ones in every round."""
+
+    def wishes(number: int) -> list[Generation]:
+        indices = range(number * bench.num_prompts, (number + 1) * bench.num_prompts)
+        return [bench.wish(SETS[name].make(bench.model, index), SETS[name].temperature, index) for index in indices]
+
+    return Load(name=name, wishes=wishes)
 
 
 def _prefix_load(bench: Bench, num_input: int, shared: float) -> Load:

@@ -77,7 +77,7 @@ class WorkerSettings(_Section, frozen=True):
     advertise: Annotated[str | None, doc("Address told to the scheduler; unset: the bound one")] = None
     id: Annotated[str | None, doc("Name of this worker; unset: a random one")] = None
     attention: Annotated[Literal["reference", "cpu"], doc("Attention backend")] = "cpu"
-    threads: Annotated[AtLeast1 | None, doc("Threads of the forward pass; unset: one per core")] = None
+    threads: Annotated[AtLeast1 | None, doc("Forward pass's threads; unset: one per core, 1 for small models")] = None
 
 
 class GatewaySettings(_Section, frozen=True):

@@ -91,6 +91,25 @@ def test_sets_give_each_index_a_prompt_of_its_own_and_the_same_again(folder: Pat
     assert model.tokenizer.decode(SETS["chat"].make(model, 0), skip_special_tokens=False).endswith("assistant\n")
 
 
+def test_every_round_asks_something_else(folder: Path) -> None:
+    model = ServedModel.load(folder, "tiny")
+    bench = spec.Bench(folder=folder, model=model, overrides=(), rounds=2, num_prompts=3, num_tokens=8, concurrency=1)
+    load = spec.set_load(bench, "chat")
+    asked = [wish.prompt for number in range(3) for wish in load.wishes(number)]
+    assert len(set(asked)) == 9 and asked[:3] == [wish.prompt for wish in load.wishes(0)]
+    settings = bench.settings([load])
+    assert settings.kv.num_blocks is not None
+    assert settings.kv.num_blocks * settings.kv.block_size > max(map(len, asked)) + bench.num_tokens
+
+
+def test_the_story_model_tells_stories(tmp_path: Path) -> None:
+    report = tmp_path / "figures.json"
+    options = ["--prompts", "1", "--tokens", "12", "--rounds", "1", "--depths", "auto", "--json", str(report)]
+    assert main(["spec", "--model", "story", *options]) == 0
+    found = json.loads(report.read_text())["figures"]
+    assert [(each["load"], each["rival"]) for each in found] == [("story", "depth 0"), ("story", "depth auto")]
+
+
 def test_engines_stand_side_by_side_and_count_what_they_decode(folder: Path) -> None:
     overrides = [f"model.path={folder}", "kv.num_blocks=40", "model.dtype=float32", "worker.threads=1"]
     wishes = [

@@ -56,6 +56,19 @@ def test_a_sentence_said_twice_is_no_loop() -> None:
     assert not corpus.loops([*range(100), *range(20)])
 
 
+@given(period=st.integers(1, 30), start=st.integers(0, 60))
+def test_a_looping_text_is_cut_where_it_repeats_itself(period: int, start: int) -> None:
+    answer = (*range(start), *(1000 + i % period for i in range(240)))
+    text = Text(index=0, tokens=(1, 2, *answer), num_prompt=2, temperature=0.0, seed=0)
+    assert corpus.without_loop(text).answer == answer[: start + period]
+
+
+@given(length=st.integers(1, 400), rng=st.randoms())
+def test_a_text_without_a_loop_stays_whole(length: int, rng: random.Random) -> None:
+    text = Text(index=0, tokens=tuple(rng.sample(range(500), length)), num_prompt=1, temperature=0.0, seed=0)
+    assert corpus.without_loop(text) == text
+
+
 @pytest.mark.parametrize("size", [260, 270])
 def test_the_draft_vocabulary_has_bytes_and_specials_first_and_then_what_is_frequent(size: int) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

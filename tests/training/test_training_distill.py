@@ -121,6 +121,15 @@ def test_modules_that_say_what_the_base_says_have_no_loss(base: Base, examples: 
     torch.testing.assert_close(losses(perfect, batch, frozen.head_de, 3, 1.0), torch.zeros(3), atol=1e-5, rtol=0)
 
 
+def test_the_loss_needs_one_device_alone(base: Base, examples: list[Example]) -> None:
+    """A device that cannot mix with the CPU stands for CUDA."""
+    meta = torch.device("meta")
+    frozen = Frozen.of(base.embed_tokens.weight.detach().to(meta), torch.arange(50, device=meta))
+    chain = random_chain(base.architecture).to(meta)
+    batch = make_batch(examples[:3], frozen, NUM_MODULES)
+    assert losses(chain, batch, head_slice(frozen, batch, 20), NUM_MODULES, 1.0).device == meta
+
+
 def test_a_head_slice_holds_the_tokens_of_its_batch(base: Base, examples: list[Example]) -> None:
     embedding = base.embed_tokens.weight.detach()
     frozen = Frozen.of(embedding, torch.arange(0, 50, 2))

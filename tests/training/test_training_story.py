@@ -9,9 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from augury.types import SamplingParams
 from gateway.model import ServedModel
+from tests.worker.driver import Driver
+from worker_svc.engine import Engine, EngineOptions
 from worker_svc.model.description import read_architecture
 from worker_svc.training import grammar, story
+from worker_svc.training.corpus import Text
+from worker_svc.training.distill import Example, Frozen
+from worker_svc.training.evaluate import module_drafts, starts
 from worker_svc.training.grammar import Verdict
 
 torch.set_num_threads(1)
@@ -57,9 +63,30 @@ def test_base_and_modules_learn_together_and_the_seed_decides_how() -> None:
     for _ in range(2):
         torch.manual_seed(0)
         model = story.new_model(torch.device("cpu"))
-        results.append(story.train(model, 8, 2))
+        results.append(story.Run(model, 8, batch_size=2).train(8))
     assert results[0] == results[1]
     assert results[0][-1] < results[0][0] - 1.0
+
+
+def new_run(num_steps: int) -> story.Run:
+    torch.manual_seed(0)
+    return story.Run(story.new_model(torch.device("cpu")), num_steps, batch_size=1)
+
+
+def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole, cut, resumed = (new_run(5) for _ in range(3))
+    expected = whole.train(5)
+    first = cut.train(2)
+    cut.save(tmp_path / "story.pt")
+    resumed.resume(tmp_path / "story.pt")
+    assert resumed.step == 2
+    assert first + resumed.train(3) == expected
+
+
+def test_a_checkpoint_of_a_run_of_another_length_is_refused(tmp_path: Path) -> None:
+    new_run(5).save(tmp_path / "story.pt")
+    with pytest.raises(ValueError, match="5 steps"):
+        new_run(6).resume(tmp_path / "story.pt")
 
 
 def test_every_loss_reads_the_token_that_its_module_predicts() -> None:
@@ -112,6 +139,35 @@ def test_the_committed_model_writes_sound_stories_and_its_modules_accept_deep() 
     assert verdicts[f"{Verdict.SOUND.value} (greedy)"] >= 12
     assert measured["modules, greedy"].mean_accepted > 3.0
     assert measured["modules, temperature 0.8"].mean_accepted > 2.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_engine_drafts_what_the_evaluation_says(temperature: float) -> None:
+    model = story.load(FOLDER)
+    options = EngineOptions(dtype="float32", block_size=16, num_blocks=99, attention="reference", depth=4)
+    driver = Driver(Engine.load(FOLDER, options), epoch=1)
+    rng = random.Random(5)
+    for seed in range(3):
+        prompt = model.tokenizer.encode(f"{story.REQUEST}{grammar.story(rng)[0]}{story.STORY}").ids
+        driver.add(tuple(prompt), 80, SamplingParams(temperature=temperature, seed=seed))
+    driver.finish()
+    embedding = model.base.embed_tokens.weight
+    frozen = Frozen.of(embedding, torch.arange(len(embedding)))
+    for seed, request in enumerate(driver.requests):
+        text = Text(
+            index=seed, tokens=request.tokens, num_prompt=len(request.prompt), temperature=temperature, seed=seed
+        )
+        with torch.no_grad():
+            hidden_te = model.base(torch.tensor([text.tokens[:-1]]))[0]
+        drafts = module_drafts(model.chain, frozen, Example(text=text, hidden_te=hidden_te)).tolist()
+        begin = starts(text, 4)
+        held = {at: proposed for at, proposed in request.drafted.items() if at in begin}
+        assert len(held) > 10
+        for at, proposed in held.items():
+            right = [draft == token for draft, token in zip(proposed, text.tokens[at:], strict=False)]
+            # Behind a wrong draft the modules read it, in the evaluation the text's own token.
+            num_alike = min((*right, False).index(False) + 1, len(proposed))
+            assert proposed[:num_alike] == drafts[at - begin.start][:num_alike]
 
 
 def test_a_saved_model_comes_back(tmp_path: Path) -> None:

@@ -13,20 +13,17 @@ from worker_svc.depth import Acceptance, Curve, DepthPolicy, Rate
 
 
 class Machine:
-    """Costs in seconds: a target step of r rows, a run of a module for n requests."""
+    """Costs in seconds: a target step of r rows, a run of a module, what passes between steps."""
 
-    def __init__(self, base: float, per_row: float, module: float, per_draft: float = 0.0) -> None:
-        self.base, self.per_row, self.module, self.per_draft = base, per_row, module, per_draft
+    def __init__(self, base: float, per_row: float, module: float, gap: float = 0.0) -> None:
+        self.base, self.per_row, self.module, self.gap = base, per_row, module, gap
 
     def target_s(self, num_rows: int) -> float:
         return self.base + self.per_row * num_rows
 
-    def module_s(self, num_requests: int) -> float:
-        return self.module + self.per_draft * num_requests
-
     def step_s(self, verified: Sequence[int], depths: Sequence[int]) -> float:
         runs = [sum(depth > m for depth in depths) for m in range(max(depths))]
-        return self.target_s(len(verified) + sum(verified)) + sum(map(self.module_s, runs))
+        return self.gap + self.target_s(len(verified) + sum(verified)) + self.module * len([n for n in runs if n])
 
 
 def simulate(
@@ -44,12 +41,13 @@ def simulate(
             accepted = fates.index(False) if False in fates else depth
             policy.judge(request, fates[: accepted + 1])
             tokens += 1 + accepted
+        policy.time_gap(machine.gap)
         policy.time_target(num_requests + sum(verified), machine.target_s(num_requests + sum(verified)))
         limits = [len(chances)] * num_requests
         depths = policy.choose(requests, limits) if fixed is None else [fixed] * num_requests
         if any(depths):
             num_drafting = sum(map(bool, depths))
-            policy.time_module(num_drafting, machine.module_s(num_drafting))
+            policy.time_module(num_drafting, machine.module)
         seconds += machine.step_s(verified, depths)
     return tokens / seconds
 
@@ -58,15 +56,17 @@ def measure(policy: DepthPolicy, machine: Machine, row_counts: Sequence[int]) ->
     """Until it counts."""
     for num_rows in row_counts:
         for _ in range(5):
+            policy.time_gap(machine.gap)
             policy.time_target(num_rows, machine.target_s(num_rows))
             for num_requests in (1, 2):
-                policy.time_module(num_requests, machine.module_s(num_requests))
+                policy.time_module(num_requests, machine.module)
 
 
 MACHINES = {
     "cheap modules": Machine(50e-3, 1e-3, 3e-3),
     "dear modules": Machine(2.5e-3, 0.01e-3, 0.8e-3),
     "dear rows": Machine(20e-3, 3e-3, 5e-3),
+    "long gaps": Machine(2e-3, 0.02e-3, 1e-3, gap=5e-3),
 }
 
 
@@ -81,7 +81,11 @@ def test_text_that_cannot_be_predicted_costs_little(machine: str, num_requests: 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("num_requests", [1, 16])
-@pytest.mark.parametrize("chances", [(0.9, 0.9, 0.9), (0.5, 0.4, 0.3), (0.95, 0.1, 0.0), (0.3, 0.9, 0.9)])
+@pytest.mark.parametrize(
+    "chances",
+    [(0.9, 0.9, 0.9), (0.5, 0.4, 0.3), (0.95, 0.1, 0.0), (0.3, 0.9, 0.9), (0.97, 0.95, 0.93, 0.91)],
+    ids=lambda chances: " ".join(map(str, chances)),
+)
 def test_the_best_fixed_depth_is_nearly_reached(machine: str, num_requests: int, chances: tuple[float, ...]) -> None:
     auto, *others = [
         simulate(MACHINES[machine], chances, num_requests, num_steps=400, fixed=fixed) for fixed in (None, 0, 1, 2, 3)
@@ -98,7 +102,7 @@ def test_a_text_that_turns_predictable_is_noticed() -> None:
         policy.judge(request, [step >= 200] * (depth if step >= 200 else min(depth, 1)))
         policy.time_target(1 + depth, machine.target_s(1 + depth))
         if depth:
-            policy.time_module(1, machine.module_s(1))
+            policy.time_module(1, machine.module)
         (depth,) = policy.choose([request], [3])
         history.append(depth)
     assert sum(history[100:200]) < 30
@@ -136,10 +140,13 @@ rates = st.lists(st.lists(st.floats(0.05, 0.95), min_size=3, max_size=3), min_si
     base=st.floats(1e-3, 50e-3),
     per_row=st.floats(1e-5, 3e-3),
     module=st.floats(1e-4, 10e-3),
+    gap=st.sampled_from([0.0, 1e-3, 20e-3]),
 )
-def test_the_choice_is_the_best_of_all(rates: list[list[float]], base: float, per_row: float, module: float) -> None:
+def test_the_choice_is_the_best_of_all(
+    rates: list[list[float]], base: float, per_row: float, module: float, gap: float
+) -> None:
     """By enumeration, where costs are linear as the choice assumes; but for a try that costs less than is allowed."""
-    machine = Machine(base, per_row, module)
+    machine = Machine(base, per_row, module, gap)
     policy = DepthPolicy(3, fixed=False)
     measure(policy, machine, (1, 2, 4, 8, 16))
     # So many answers that neither what is hoped nor what is usual counts.
@@ -153,6 +160,36 @@ def test_the_choice_is_the_best_of_all(rates: list[list[float]], base: float, pe
     chosen = policy.choose(requests, [3] * len(rates))
     best = max(tokens_per_second(depths) for depths in product(range(4), repeat=len(rates)))
     assert tokens_per_second(chosen) > 0.985 * best
+
+
+def test_a_position_of_which_little_is_known_is_taken_for_the_one_before() -> None:
+    """Else a depth that was never tried would look bad, and never be tried."""
+    acceptance = Acceptance.unknown(4)
+    for _ in range(50):
+        acceptance.add([True, True], 1.0)
+    _, second, *later = acceptance.usual()
+    assert second > 0.98 and later == pytest.approx([second, second])
+    for _ in range(50):
+        acceptance.add([True, True, False], 1.0)
+    assert acceptance.usual()[2] < 0.05
+
+
+def test_idle_time_is_no_gap() -> None:
+    """A request that comes after an hour finds the worker as it was."""
+    machine = Machine(2e-3, 0.0, 1.9e-3, gap=0.1e-3)
+    policy = DepthPolicy(1, fixed=False)
+    measure(policy, machine, (1, 2))
+    request = policy.newcomer()
+    for _ in range(50):
+        policy.judge(request, [True])
+        policy.judge(request, [False])
+    assert policy.choose([request], [1]) == [0]
+    for _ in range(3):
+        policy.time_gap(3600.0)
+    assert policy.choose([request], [1]) == [0]
+    for _ in range(300):
+        policy.time_gap(5e-3)
+    assert policy.choose([request], [1]) == [1]
 
 
 def test_a_curve_interpolates_and_takes_the_shortest_of_cold_durations() -> None:

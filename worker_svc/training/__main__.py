@@ -11,7 +11,7 @@ from worker_svc.model.smollm2 import prepare
 from worker_svc.training import smollm2, story
 from worker_svc.training.distill import Recipe
 from worker_svc.training.prompts import Part
-from worker_svc.training.smollm2 import Places
+from worker_svc.training.smollm2 import TRAINING_PARTS, Places
 
 _DEMO = Path(__file__).parent.parent / "model" / "demo"
 
@@ -19,18 +19,17 @@ _DEMO = Path(__file__).parent.parent / "model" / "demo"
 def main() -> None:
     args = _parser().parse_args()
     device = torch.device(args.device)
-    if args.command == "story":
-        story.make(args.out or _DEMO / "story", args.steps, device)
-        return
     cache = cache_folder(os.environ)
-    places = Places(
-        model=prepare(cache, progress=True), work=args.work or cache / "training", out=args.out or _DEMO / "smollm2"
-    )
+    work = args.work or cache / "training"
+    if args.command == "story":
+        story.make(args.out or _DEMO / "story", args.steps, device, work / "story.pt")
+        return
+    places = Places(model=prepare(cache, progress=True), work=work, out=args.out or _DEMO / "smollm2")
     match args.command:
         case "generate":
             smollm2.write_texts(places, Part(args.part), args.prompts, args.at_once)
         case "train":
-            smollm2.train(places, _recipe(args), device, args.start_from)
+            smollm2.train(places, [Part(part) for part in args.parts], _recipe(args), device, args.start_from)
         case "evaluate":
             smollm2.evaluate(places, device)
 
@@ -51,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--prompts", type=int, default=3000, help="how many prompts in all")
     generate.add_argument("--at-once", type=int, default=128, help="prompts that are answered at the same time")
     train = commands.add_parser("train", parents=[common], help="train modules on the answers")
+    parts = [part.value for part in TRAINING_PARTS]
+    train.add_argument("--parts", nargs="+", choices=parts, default=parts, help="whose answers; default: all")
     train.add_argument("--epochs", type=int, default=Recipe().epochs, help="passes over the texts in all")
     train.add_argument("--solo-epochs", type=int, default=Recipe().solo_epochs, help="the first module's own, of these")
     train.add_argument("--learning-rate", type=float, default=Recipe().learning_rate, help="its highest value")

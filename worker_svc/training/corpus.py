@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +10,8 @@ import numpy as np
 
 _NGRAM = 4
 _MIN_DISTINCT = 0.7
+_REPEATED = 8
+"""So many runs of tokens in a row that came before are a repetition."""
 _MIN_LENGTH = 64
 """Shorter answers have too few n-grams for the share to mean anything."""
 
@@ -35,6 +37,21 @@ def loops(answer: Sequence[int]) -> bool:
         return False
     ngrams = [tuple(answer[i : i + _NGRAM]) for i in range(len(answer) - _NGRAM + 1)]
     return len(set(ngrams)) < _MIN_DISTINCT * len(ngrams)
+
+
+def without_loop(text: Text) -> Text:
+    """The text, cut where its answer begins to repeat itself if it loops."""
+    if not loops(text.answer):
+        return text
+    seen: set[tuple[int, ...]] = set()
+    run = 0
+    for start in range(len(text.answer)):
+        ngram = text.answer[start : start + _NGRAM]
+        run = run + 1 if ngram in seen else 0
+        seen.add(ngram)
+        if run == _REPEATED:
+            return replace(text, tokens=text.tokens[: text.num_prompt + start + 1 - _REPEATED])
+    return text
 
 
 def save(path: Path, texts: Sequence[Text]) -> None:

@@ -33,13 +33,13 @@ class Recipe:
     warmup: int = 40
     weight_decay: float = 0.05
     regression: float = 1.0
-    dropout: float = 0.05
+    dropout: float = 0.1
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A text and its hidden states, bfloat16 [T, E]."""
+    """A text and the hidden states of all its tokens but the last, bfloat16 [T - 1, E]."""
 
     text: Text
     hidden_te: Tensor
@@ -72,7 +72,7 @@ class Batch:
 def make_batch(examples: Sequence[Example], frozen: Frozen, depth: int) -> Batch:
     """Every text gets ``depth`` rows more than it has tokens, so that each module has a row for each prediction."""
     device = frozen.embedding_ve.device
-    hidden = pad_sequence([functional.pad(e.hidden_te, (0, 0, 0, depth)) for e in examples], batch_first=True)
+    hidden = pad_sequence([functional.pad(e.hidden_te, (0, 0, 0, depth + 1)) for e in examples], batch_first=True)
     tokens = pad_sequence([functional.pad(torch.tensor(e.text.tokens), (0, depth)) for e in examples], batch_first=True)
     tokens = tokens.to(device)
     pairs = [
@@ -126,7 +126,7 @@ class Run:
         self._recipe = recipe
         self._examples = examples
         self._per_epoch = len(self._order(0))
-        self._identity = {"recipe": asdict(recipe), "texts": [example.text.index for example in examples]}
+        self._identity = {"recipe": asdict(recipe), "texts": hash(tuple(example.text.tokens for example in examples))}
         self.epoch = 0
         self._optimizer = torch.optim.AdamW(
             chain.parameters(), recipe.learning_rate, (0.9, 0.95), weight_decay=recipe.weight_decay

@@ -1,7 +1,6 @@
-"""The base's hidden states of whole texts, worked out once and kept in a file."""
+"""The base's hidden states of whole texts, worked out once and kept in a folder."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,30 +16,47 @@ _BATCH = 16
 _SAVE_EVERY = 64 * _BATCH
 
 
+class Kept:
+    """A folder of files, each with the hidden states of some texts under the texts' indices."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, tensors: Mapping[int, Tensor]) -> None:
+        """Write another file; it appears whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"{sum(1 for _ in self._folder.glob('*.safetensors')):05}"
+        partial = self._folder / f"{name}.partial"
+        save_file({str(index): tensor for index, tensor in tensors.items()}, partial)
+        partial.replace(self._folder / f"{name}.safetensors")
+
+    def load(self) -> dict[int, Tensor]:
+        """All of them; none where there is no folder."""
+        files = sorted(self._folder.glob("*.safetensors"))
+        return {int(index): tensor for file in files for index, tensor in load_file(file).items()}
+
+
 @torch.inference_mode()
-def hidden_states(base: Base, texts: Sequence[Text], file: Path | None = None) -> list[Tensor]:
-    """For each text its hidden states behind the final norm, bfloat16 [T, E].
+def hidden_states(base: Base, texts: Sequence[Text], kept: Kept | None = None) -> list[Tensor]:
+    """For each text the hidden states behind the final norm of all tokens but the last, bfloat16 [T - 1, E].
 
-    What ``file`` holds of them under the texts' indices is read, what it lacks is added to it. Draws a progress bar.
+    What ``kept`` holds of them is read, what it lacks is added to it. Draws a progress bar.
     """
-    known = load_file(file) if file is not None and file.is_file() else {}
-    missing = sorted((text for text in texts if str(text.index) not in known), key=lambda text: len(text.tokens))
+    known = kept.load() if kept is not None else {}
+    missing = sorted((text for text in texts if text.index not in known), key=lambda text: len(text.tokens))
+    fresh: dict[int, Tensor] = {}
     starts = range(0, len(missing), _BATCH)
-    for start in tqdm(starts, unit="batch", desc="hidden states", disable=file is None or not missing):
-        known |= _compute(base, missing[start : start + _BATCH])
-        if file is not None and (start % _SAVE_EVERY == 0 or start == starts[-1]):
-            _save(known, file)
-    return [known[str(text.index)] for text in texts]
+    for start in tqdm(starts, unit="batch", desc="hidden states", disable=kept is None or not missing):
+        fresh |= _compute(base, missing[start : start + _BATCH])
+        if kept is not None and (len(fresh) >= _SAVE_EVERY or start == starts[-1]):
+            kept.add(fresh)
+            known, fresh = known | fresh, {}
+    known |= fresh
+    return [known[text.index] for text in texts]
 
 
-def _compute(base: Base, texts: Sequence[Text]) -> dict[str, Tensor]:
+def _compute(base: Base, texts: Sequence[Text]) -> dict[int, Tensor]:
     device = base.embed_tokens.weight.device
     tokens = pad_sequence([torch.tensor(text.tokens) for text in texts], batch_first=True)
     h_bte = base(tokens.to(device)).to("cpu", torch.bfloat16)
-    return {str(t.index): h_te[: len(t.tokens)].clone() for t, h_te in zip(texts, h_bte, strict=True)}
-
-
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    partial = file.with_suffix(".partial")
-    save_file(tensors, partial)
-    os.replace(partial, file)
+    return {t.index: h_te[: len(t.tokens) - 1].clone() for t, h_te in zip(texts, h_bte, strict=True)}

@@ -1,5 +1,6 @@
 """The three steps for SmolLM2: let it write, train modules on what it wrote, measure them on new prompts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from worker_svc.training.distill import Example, Frozen, Recipe, Run
 from worker_svc.training.evaluate import Acceptance, measure_lookup, measure_modules
 from worker_svc.training.export import export, load_exported
 from worker_svc.training.generate import generate
-from worker_svc.training.hidden import hidden_states
+from worker_svc.training.hidden import Kept, hidden_states
 from worker_svc.training.prompts import Part
 from worker_svc.training.start import start
 from worker_svc.training.vocabulary import DRAFT_SIZE, draft_ids
 
 NUM_MODULES = 3
+TRAINING_PARTS = Part.TRAIN, Part.VARIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,8 @@ class Places:
     def texts(self, part: Part) -> Path:
         return self.work / f"{part.value}.npz"
 
-    def hidden(self, part: Part) -> Path:
-        return self.work / f"{part.value}.hidden.safetensors"
+    def hidden(self, part: Part) -> Kept:
+        return Kept(self.work / f"{part.value}.hidden")
 
     @property
     def checkpoint(self) -> Path:
@@ -43,16 +45,22 @@ class Places:
 def write_texts(places: Places, part: Part, num_prompts: int, num_places: int) -> None:
     """Let the base answer the first ``num_prompts`` prompts of a part, ``num_places`` at once. Can be interrupted."""
     places.work.mkdir(parents=True, exist_ok=True)
-    generate(places.model, part, places.texts(part), num_prompts, num_places)
+    generate(places.model, part, (places.texts(part), places.hidden(part)), num_prompts, num_places)
 
 
-def train(places: Places, recipe: Recipe, device: torch.device, trained: Path | None = None) -> None:
-    """Train on the texts written so far and export after each epoch. Goes on from the checkpoint of the same recipe.
+def train(
+    places: Places, parts: Sequence[Part], recipe: Recipe, device: torch.device, trained: Path | None = None
+) -> None:
+    """Train on the texts of ``parts`` written so far and export after each epoch.
 
-    A new run starts from the modules exported to ``trained``, if given.
+    Goes on from the checkpoint of the same recipe and texts. A new run starts from the modules exported to ``trained``,
+    if given.
     """
     base = Base.load(places.model, torch.bfloat16, device)
-    examples, held_out = (_examples(places, part, base) for part in (Part.TRAIN, Part.EVALUATION))
+    examples = [example for part in parts for example in _examples(places, part, base)]
+    held_out = _examples(places, Part.EVALUATION, base)
+    if not examples or not held_out:
+        raise ValueError(f"{places.work} lacks texts to train on or to measure with; generate some first")
     tokenizer = Tokenizer.from_file(str(places.model / "tokenizer.json"))
     ids = draft_ids((example.text for example in examples), tokenizer, DRAFT_SIZE).to(device)
     frozen = Frozen.of(base.embed_tokens.weight.detach(), ids)
@@ -76,7 +84,10 @@ def evaluate(places: Places, device: torch.device) -> None:
     base = Base.load(places.model, torch.bfloat16, device)
     chain = Chain(base.architecture, (None,) * NUM_MODULES).to(device)
     frozen = load_exported(places.out, chain, base.embed_tokens.weight.detach())
-    measured = _measure(chain, frozen, _examples(places, Part.EVALUATION, base))
+    examples = _examples(places, Part.EVALUATION, base)
+    if not examples:
+        raise ValueError(f"{places.texts(Part.EVALUATION)} holds no text; generate some first")
+    measured = _measure(chain, frozen, examples)
     print(report.table(measured))
     report.write(places.out / "acceptance.json", measured)
 
@@ -94,9 +105,13 @@ def _measure(chain: Chain, frozen: Frozen, examples: list[Example]) -> dict[str,
 
 
 def _examples(places: Places, part: Part, base: Base) -> list[Example]:
-    """The texts of a part that do not loop, with their hidden states."""
-    texts = [text for text in corpus.load(places.texts(part)) if not corpus.loops(text.answer)]
-    if not texts:
-        raise ValueError(f"{places.texts(part)} holds no text; generate some first")
+    """The texts of a part with their hidden states: loops are cut off in training, and left out in the evaluation."""
+    texts = corpus.load(places.texts(part))
+    if part is Part.EVALUATION:
+        texts = [text for text in texts if not corpus.loops(text.answer)]
     hidden = hidden_states(base, texts, places.hidden(part))
-    return [Example(text=text, hidden_te=hidden_te) for text, hidden_te in zip(texts, hidden, strict=True)]
+    cut = [corpus.without_loop(text) for text in texts]
+    return [
+        Example(text=text, hidden_te=hidden_te[: len(text.tokens) - 1])
+        for text, hidden_te in zip(cut, hidden, strict=True)
+    ]

@@ -28,7 +28,7 @@ def start(chain: Chain, layer: Layer, frozen: Frozen, examples: Sequence[Example
     num_rows, rms = 0, _rms(examples)
     for example in examples[:_NUM_EXAMPLES]:
         h_te = example.hidden_te.float()
-        e_te = frozen.embedding_ve[torch.tensor(example.text.tokens)].float().cpu()
+        e_te = frozen.embedding_ve[torch.tensor(example.text.tokens[:-1])].float().cpu()
         x_tf = torch.cat([_unit(e_te[1:]), _unit(h_te[:-1])], -1)
         gram += x_tf.T @ x_tf
         moment += x_tf.T @ (h_te[1:] / rms)

@@ -37,6 +37,8 @@ _BATCH = 8
 _LEARNING_RATE = 3e-3
 _MODULE_WEIGHT = 0.5
 _MAX_TOKENS = 256
+_SAVE_EVERY = 100
+"""Steps of training between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,19 @@ class Model:
     chain: Chain
 
 
-def make(out: Path, num_steps: int, device: torch.device) -> None:
-    """Train, write the Hugging Face style folder ``out``, print what the model's stories and drafts are worth."""
+def make(out: Path, num_steps: int, device: torch.device, checkpoint: Path) -> None:
+    """Train, write the Hugging Face style folder ``out``, print what the model's stories and drafts are worth.
+
+    Goes on from the checkpoint of a run of as many steps.
+    """
     torch.manual_seed(0)
     model = new_model(device)
-    train(model, num_steps, _BATCH)
+    run = Run(model, num_steps)
+    if checkpoint.is_file():
+        run.resume(checkpoint)
+    while run.step < num_steps:
+        run.train(min(num_steps - run.step, _SAVE_EVERY))
+        run.save(checkpoint)
     save(model, out)
     measured, verdicts = judge(model, 64)
     print(report.table(measured))
@@ -72,24 +82,55 @@ def new_model(device: torch.device) -> Model:
     return Model(tokenizer=tokenizer, config=config, base=base, chain=chain)
 
 
-def train(model: Model, num_steps: int, batch_size: int) -> list[float]:
-    """Teach base and modules on new stories at every step. Returns each step's loss. Draws a progress bar."""
-    parameters = [*model.base.parameters(), *model.chain.parameters()]
-    optimizer = torch.optim.AdamW(parameters, _LEARNING_RATE, (0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=num_steps, pct_start=0.1)
-    rng = random.Random(0)
-    result = []
-    for _ in (bar := tqdm(range(num_steps), unit="step", desc="story model")):
-        loss_m = losses(model, story_batch(model, rng, batch_size))
-        loss = loss_m[0] + _MODULE_WEIGHT * loss_m[1:].mean()
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        result.append(loss.item())
-        bar.set_postfix_str(" ".join(f"{value:.3f}" for value in loss_m.tolist()), refresh=False)
-    return result
+class Run:
+    """Teaches base and modules on new stories at every step; can be left and taken up again."""
+
+    def __init__(self, model: Model, num_steps: int, batch_size: int = _BATCH) -> None:
+        self._model = model
+        self._num_steps = num_steps
+        self._batch_size = batch_size
+        self._trained = nn.ModuleList([model.base, model.chain])
+        self._optimizer = torch.optim.AdamW(self._trained.parameters(), _LEARNING_RATE, (0.9, 0.98), weight_decay=0.01)
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer, _LEARNING_RATE, total_steps=num_steps, pct_start=0.1
+        )
+        self.step = 0
+
+    def train(self, num_steps: int) -> list[float]:
+        """Returns each step's loss. Draws a progress bar."""
+        result = []
+        bar = tqdm(range(self.step, self.step + num_steps), unit="step", desc=f"story model, {self._num_steps} steps")
+        for step in bar:
+            loss_m = losses(self._model, story_batch(self._model, random.Random(step), self._batch_size))
+            loss = loss_m[0] + _MODULE_WEIGHT * loss_m[1:].mean()
+            self._optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(self._trained.parameters(), 1.0)
+            self._optimizer.step()
+            self._schedule.step()
+            self.step = step + 1
+            result.append(loss.item())
+            bar.set_postfix_str(" ".join(f"{value:.3f}" for value in loss_m.tolist()), refresh=False)
+        return result
+
+    def save(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        torch.save({**state, "step": self.step, "num_steps": self._num_steps}, partial)
+        partial.replace(file)
+
+    def resume(self, file: Path) -> None:
+        """Go on where ``save`` wrote ``file``. Raises ValueError if that run was to have another number of steps."""
+        state = torch.load(file, map_location=self._model.base.embed_tokens.weight.device)
+        if state["num_steps"] != self._num_steps:
+            raise ValueError(f"{file} belongs to a run of {state['num_steps']} steps; delete it to start anew")
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.step = state["step"]
+
+    def _parts(self) -> dict[str, Any]:
+        return {"trained": self._trained, "optimizer": self._optimizer, "schedule": self._schedule}
 
 
 def losses(model: Model, tokens_bt: Tensor) -> Tensor:

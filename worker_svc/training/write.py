@@ -22,9 +22,8 @@ def write(base: Base, prompts: Sequence[Sequence[int]], temperature: float, end:
         length = max(len(tokens[row]) for row in rows)
         padded = torch.tensor([tokens[row] + [end] * (length - len(tokens[row])) for row in rows], device=device)
         positions = torch.tensor([len(tokens[row]) for row in rows], device=device)
-        logits_nv = functional.linear(
-            base(padded)[torch.arange(len(rows)), positions - 1], base.embed_tokens.weight
-        ).float()
+        last_ne = base(padded)[torch.arange(len(rows), device=device), positions - 1]
+        logits_nv = functional.linear(last_ne, base.embed_tokens.weight).float()
         temperatures = torch.full(positions.shape, temperature, device=device)
         drawn = race(logits_nv, temperatures, torch.tensor(rows, device=device), positions, token_ids)
         for row, token in zip(rows, drawn.tolist(), strict=True):
