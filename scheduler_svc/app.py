@@ -33,7 +33,7 @@ def lane_config(settings: Settings, info: WorkerInfo) -> LaneConfig:
         pool=info.worker_id,
         fingerprint=info.fingerprint,
         num_blocks=info.num_blocks,
-        block_size=info.block_size,
+        groups=info.groups,
         max_model_len=info.max_model_len,
         max_batched_tokens=settings.scheduler.max_batched_tokens,
         max_running=settings.scheduler.max_running,
@@ -42,6 +42,8 @@ def lane_config(settings: Settings, info: WorkerInfo) -> LaneConfig:
         key_lookahead=KeyLookahead(settings.kv.key_lookahead),
         num_prefill_lookahead=info.num_prefill_lookahead,
         max_drafts=info.max_drafts,
+        encoder_budget=info.encoder_budget,
+        encoder_cache=info.encoder_cache,
     )
 
 

@@ -6,14 +6,14 @@ carries (epoch, seq), so whoever got it the first time answers it again without 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 import grpc
 
 from augury import convert, limits, rpc
 from augury.errors import FencedError, InternalError, NoWorkerError
-from augury.types import Grant, Outcome, PoolSpec, Proposal, Step
+from augury.types import Grant, Holding, Outcome, PoolSpec, Proposal, Step
 from augury.v1 import kvcache_pb2, worker_pb2
 from augury.v1.kvcache_pb2_grpc import KVCacheStub
 from augury.v1.worker_pb2_grpc import WorkerStub
@@ -69,6 +69,20 @@ class PingPong(Generic[Sent, Received]):
             self._call = None
 
 
+async def insist(name: str, call: Callable[[], grpc.aio.UnaryUnaryCall[Sent, Received]]) -> Received:
+    """The answer to a unary ``call``, made again while its peer is unavailable. Raises the AuguryError of a refusal."""
+    pause, longest = limits.CONNECT_RETRY_SECONDS
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise rpc.to_domain(error) from None
+            _log.warning("a service is unavailable", extra={"peer": name})
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
 class KvClient:
     """One worker's pool at the KV service."""
 
@@ -76,20 +90,12 @@ class KvClient:
         self._stub = KVCacheStub(channel)
         self._stream = PingPong[kvcache_pb2.Proposal, kvcache_pb2.Grant]("kvcache", self._stub.Step)
 
-    async def open_pool(self, spec: PoolSpec) -> int:
-        """Open or fence the pool, waiting for the service as long as it takes; returns the blocks available."""
-        pause, longest = limits.CONNECT_RETRY_SECONDS
-        while True:
-            try:
-                reply = await self._stub.OpenPool(convert.pool_to_wire(spec))
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise rpc.to_domain(error) from None
-                _log.warning("kvcache is unavailable", extra={"pool": spec.pool})
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-            else:
-                return reply.num_available
+    async def open_pool(
+        self, spec: PoolSpec, holdings: Sequence[Holding] = (), content: Sequence[tuple[int, bytes]] = ()
+    ) -> int:
+        """Open, renew or fence the pool, waiting for the service as long as it takes; returns the blocks available."""
+        request = convert.pool_to_wire(spec, holdings, content)
+        return (await insist("kvcache", lambda: self._stub.OpenPool(request))).num_available
 
     async def step(self, proposal: Proposal) -> Grant:
         """Raises FencedError or UnknownPoolError where the pool must be opened again."""
@@ -104,7 +110,8 @@ class WorkerClient:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self._stream = PingPong[worker_pb2.Step, worker_pb2.Outcome]("worker", WorkerStub(channel).Execute)
+        self._stub = WorkerStub(channel)
+        self._stream = PingPong[worker_pb2.Step, worker_pb2.Outcome]("worker", self._stub.Execute)
 
     async def execute(self, step: Step) -> Outcome:
         """Raises the AuguryError with which the worker refused the step."""
@@ -114,6 +121,10 @@ class WorkerClient:
         if len(outcome.emitted) != len(step.rows):
             raise InternalError(f"{len(outcome.emitted)} rows came back for {len(step.rows)}")
         return outcome
+
+    async def tags(self) -> list[tuple[int, bytes]]:
+        """The worker's sealed blocks and their keys."""
+        return convert.tags_from_wire(await insist("worker", lambda: self._stub.Tags(worker_pb2.TagsRequest())))
 
     async def close(self) -> None:
         self._stream.close()

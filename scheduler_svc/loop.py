@@ -66,7 +66,7 @@ class LaneLoop:
             await self._work()
             try:
                 await self._iterate()
-            except (FencedError, UnknownPoolError) as error:
+            except FencedError as error:
                 _log.warning("fenced", extra={"pool": self._spec.pool, "error": str(error)})
                 await self.open()
 
@@ -80,7 +80,12 @@ class LaneLoop:
             await self._wake.wait()
 
     async def _iterate(self) -> None:
-        step = self.lane.dispatch(await self._ask_kv(self.lane.propose()))
+        try:
+            grant = await self._ask_kv(self.lane.propose())
+        except UnknownPoolError:
+            await self._renew()
+            return
+        step = self.lane.dispatch(grant)
         if step is None:
             await asyncio.sleep(0)
             return
@@ -91,12 +96,21 @@ class LaneLoop:
     async def _ask_kv(self, proposal: Proposal | None) -> Grant | None:
         return None if proposal is None else await self._kv.step(proposal)
 
+    async def _renew(self) -> None:
+        """The KV service was restarted: it takes over the leases as they are, and what the worker's blocks hold.
+
+        Raises FencedError where it refuses to.
+        """
+        holdings, content = self.lane.renew(await self._worker.tags())
+        self.lane.num_available = await self._kv.open_pool(self._spec, holdings, content)
+        _log.warning("pool renewed", extra={"pool": self._spec.pool, "leases": len(holdings), "blocks": len(content)})
+
     async def _execute(self, step: Step) -> Outcome | None:
         """The outcome; None where the worker refused the step, once after a fresh start, then its requests fail."""
         self._asked_at = time.monotonic()
         try:
             outcome = await self._worker.execute(step)
-        except (FencedError, UnknownPoolError):
+        except FencedError:
             raise
         except AuguryError as error:
             self._failures += 1

@@ -9,6 +9,7 @@ import grpc
 
 from augury import convert, limits
 from augury.errors import AuguryError, InvalidRequestError, OverloadedError
+from augury.geometry import scheduler_block
 from augury.types import Delta, Description, PoolSpec, WorkerInfo, WorkerStatus
 from augury.v1 import scheduler_pb2
 from augury.v1.scheduler_pb2_grpc import SchedulerServicer, WorkersServicer
@@ -168,7 +169,7 @@ def _pool_spec(info: WorkerInfo) -> PoolSpec:
         fingerprint=info.fingerprint,
         epoch=0,
         num_blocks=info.num_blocks,
-        block_size=info.block_size,
+        groups=info.groups,
     )
 
 
@@ -181,7 +182,7 @@ def _status(loop: LaneLoop) -> WorkerStatus:
         num_waiting=len(lane.waiting),
         num_blocks=lane.config.num_blocks,
         num_available=lane.num_available,
-        block_size=lane.config.block_size,
+        block_size=scheduler_block(lane.config.groups),
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens,
         hit_tokens=counters.hit_tokens,
@@ -193,4 +194,5 @@ def _status(loop: LaneLoop) -> WorkerStatus:
         draft_tokens=counters.draft_tokens,
         accepted_at=tuple(counters.accepted_at),
         accepted_lengths=tuple(counters.accepted_lengths),
+        misses=dict(counters.misses),
     )

@@ -124,8 +124,8 @@ def _request(handle: int, load: Load, vocab_size: int) -> NewRequest:
         tokens=load.prompt(handle, vocab_size),
         num_prompt=load.num_prompt,
         num_computed=0,
-        blocks=tuple(range(first_block, first_block + load.blocks_per_stream)),
-        hit_keys=(),
+        blocks=(tuple(range(first_block, first_block + load.blocks_per_stream)),),
+        hits=(),
         sampling=SamplingParams(temperature=0),
         stopping=StopParams(max_tokens=load.num_decoded + 1),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+from augury.geometry import KvGroup
 from augury.types import Generation, Outcome, PoolSpec, SamplingParams, Step, StopParams
 from kvcache_svc.core.coordinator import Coordinator
 from scheduler_svc.core.lane import LaneConfig
@@ -20,6 +21,7 @@ BUDGET_MS = 1.0
 """DESIGN §2: scheduler and KV core together, at 256 running requests."""
 
 BLOCK_SIZE = 16
+GROUPS = (KvGroup(block_size=BLOCK_SIZE),)
 TOKEN = 7
 
 T = TypeVar("T")
@@ -52,14 +54,12 @@ class Loop:
     def __init__(self, load: Load) -> None:
         longest = load.prompt + BLOCK_SIZE + load.iterations + 2
         num_blocks = load.requests * (longest // BLOCK_SIZE + 2)
-        spec = PoolSpec(
-            pool="w", incarnation="i", fingerprint="f", epoch=1, num_blocks=num_blocks, block_size=BLOCK_SIZE
-        )
+        spec = PoolSpec(pool="w", incarnation="i", fingerprint="f", epoch=1, num_blocks=num_blocks, groups=GROUPS)
         config = LaneConfig(
             pool="w",
             fingerprint="f",
             num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
+            groups=GROUPS,
             max_model_len=longest,
             max_batched_tokens=load.requests * longest,
             max_running=load.requests,

@@ -4,6 +4,7 @@ A *prompt* is any request with more than one known token to compute: a new one, 
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 
 def chunk(remaining: int, budget: int, lookahead: int) -> int:
@@ -30,11 +31,11 @@ def share_budget(
     """
     set_aside = min(prompts[0], max(lookahead, 1)) if prompts else 0
     left = max(budget - set_aside, 0)
-    decode_sizes = []
-    for remaining in decodes:
-        decode_sizes.append(min(remaining, left))
-        left -= decode_sizes[-1]
-    left += min(set_aside, budget)
+    decode_sizes = list(decodes)
+    if sum(decodes) > left:
+        ends = [min(end, left) for end in accumulate(decodes, initial=0)]
+        decode_sizes = [end - start for start, end in pairwise(ends)]
+    left += min(set_aside, budget) - sum(decode_sizes)
     prompt_sizes = []
     for remaining in prompts:
         prompt_sizes.append(chunk(remaining, left, lookahead))

@@ -2,9 +2,10 @@
 
 from itertools import count
 
-from augury.errors import AuguryError, ContextLengthError, InvalidRequestError, OverloadedError
+from augury.errors import AuguryError, InvalidRequestError, OverloadedError
 from augury.types import Delta, Ended, EndReason, Generation
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.room import fits
 from scheduler_svc.core.scheduler import Scheduler
 
 
@@ -50,10 +51,15 @@ class Cluster:
         return self.lanes[home].cancel(handle) if home in self.lanes else None
 
     def join(self, lane: Scheduler) -> list[Delta]:
-        """A worker is ready: parked requests go to it. Returns the ends of those that can never fit."""
+        """A worker is ready: parked requests go to it, and those of an earlier lane of its name.
+
+        Returns the ends of those that can never fit.
+        """
+        earlier = self.lanes.get(lane.config.pool, lane)
         self.lanes[lane.config.pool] = lane
+        moved = earlier.evacuate() if earlier is not lane else []
         parked, self.parked = list(self.parked.values()), {}
-        return self._replace(parked)
+        return self._replace([*moved, *parked])
 
     def leave(self, worker: str) -> list[Delta]:
         """A worker is gone: its requests go on elsewhere, with the tokens they have."""
@@ -69,7 +75,7 @@ class Cluster:
         for request in requests:
             try:
                 self._place(request)
-            except ContextLengthError as error:
+            except InvalidRequestError as error:
                 deltas.append(Delta(ticket=request.handle, ended=failed(error)))
         return deltas
 
@@ -78,13 +84,9 @@ class Cluster:
         if not self.lanes:
             self.parked[request.handle] = request
             return
-        lane = min(self.lanes.values(), key=lambda lane: (not fits(request, lane), lane.num_requests))
+        lane = min(self.lanes.values(), key=lambda lane: (not fits(lane.config, request), lane.num_requests))
         lane.submit(request)
         self._homes[request.handle] = lane.config.pool
-
-
-def fits(request: Request, lane: Scheduler) -> bool:
-    return len(request.generation.prompt) + request.generation.stopping.max_tokens <= lane.config.max_len
 
 
 def failed(error: AuguryError) -> Ended:

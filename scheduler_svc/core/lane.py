@@ -1,9 +1,11 @@
 """What is fixed about one worker, what is owed to it and to its pool, and what is counted."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from augury.types import Seal
+from augury.geometry import KvGroup, max_slots, peak_blocks, scheduler_block
+from augury.types import Miss, Seal
 from scheduler_svc.core.chunking import min_budget
 from scheduler_svc.core.policy import Policy
 
@@ -30,7 +32,7 @@ class LaneConfig:
     pool: str
     fingerprint: str
     num_blocks: int
-    block_size: int
+    groups: tuple[KvGroup, ...]
     max_model_len: int
     max_batched_tokens: int
     max_running: int
@@ -39,40 +41,61 @@ class LaneConfig:
     key_lookahead: KeyLookahead = KeyLookahead.AUTO
     num_prefill_lookahead: int = 0
     max_drafts: int = 0
+    encoder_budget: int = 0
+    encoder_cache: int = 0
 
     def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError(f"worker {self.pool} has no KV group")
         least = min_budget(self.num_prefill_lookahead, self.max_drafts)
         if self.max_batched_tokens < least:
             raise ValueError(
                 f"scheduler.max_batched_tokens is {self.max_batched_tokens}, but a lookahead of "
                 f"{self.num_prefill_lookahead} and {self.max_drafts} drafts need at least {least}"
             )
-        margin = self.key_margin
-        if self.prefix_caching and margin and self.max_len <= (1 + margin) * self.block_size:
-            raise ValueError(
-                f"kv.key_lookahead is off, so a prefix hit gives up {margin} blocks of {self.block_size} tokens: "
-                f"none is left within {self.max_len} tokens"
-            )
+        if self.prefix_caching:
+            for index, group in enumerate(self.groups):
+                self._check_margin(index, group)
 
     @property
     def max_len(self) -> int:
         """The longest sequence, in tokens, that the model can see and the pool can hold for one request alone."""
-        slots = (self.num_blocks - 1) * self.block_size - self.max_drafts
-        return min(self.max_model_len, slots)
+        ahead = self.max_batched_tokens + self.max_drafts
+        return max_slots(self.groups, self.num_blocks, ahead, self.max_model_len + self.max_drafts) - self.max_drafts
 
     @property
-    def key_reach(self) -> int:
-        """Tokens after a block that its key covers."""
-        return self.num_prefill_lookahead if self.key_lookahead is KeyLookahead.AUTO else 0
+    def num_usable(self) -> int:
+        """Blocks that requests can have."""
+        return self.num_blocks - 1
 
     @property
-    def key_margin(self) -> int:
-        """A block is known by the key of the block so many places after it."""
-        return -(-(self.num_prefill_lookahead - self.key_reach) // self.block_size)
+    def has_windows(self) -> bool:
+        """Whether a request gets slots of some group only as it reaches them."""
+        return any(group.window is not None for group in self.groups)
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold ``num_tokens`` and the drafts' slots after them."""
-        return -(-(num_tokens + self.max_drafts) // self.block_size)
+    def peak(self, num_tokens: int) -> int:
+        """Blocks that a request of ``num_tokens`` in all holds at most."""
+        ahead = min(num_tokens, self.max_batched_tokens)
+        return peak_blocks(self.groups, num_tokens + self.max_drafts, ahead + self.max_drafts)
+
+    def key_reach(self, group: KvGroup) -> int:
+        """Tokens after a block of ``group`` that its key covers."""
+        covers = group.has_drafts and self.key_lookahead is KeyLookahead.AUTO
+        return self.num_prefill_lookahead if covers else 0
+
+    def key_margin(self, group: KvGroup) -> int:
+        """A block of ``group`` is known by the key of the block so many places after it."""
+        if not group.has_drafts:
+            return 0
+        return -(-(self.num_prefill_lookahead - self.key_reach(group)) // group.block_size)
+
+    def _check_margin(self, index: int, group: KvGroup) -> None:
+        margin, shortest = self.key_margin(group), scheduler_block(self.groups)
+        if margin and self.max_len <= shortest + margin * group.block_size:
+            raise ValueError(
+                f"kv.key_lookahead is off, so a prefix hit of {shortest} tokens needs {margin} more blocks of "
+                f"{group.block_size} tokens in KV group {index}: they do not fit within {self.max_len} tokens"
+            )
 
 
 @dataclass(slots=True)
@@ -80,12 +103,14 @@ class Debts:
     """What the next proposal (seals, releases, forgotten keys) and the next step (tags, dropped handles) must carry.
 
     ``num_returning`` blocks are in the releases: an upper bound of what they bring, since blocks may be shared.
+    ``sent`` are forgotten keys of a proposal not answered yet.
     """
 
     seals: list[Seal] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
     num_returning: int = 0
     forgotten: list[bytes] = field(default_factory=list)
+    sent: list[bytes] = field(default_factory=list)
     tags: list[tuple[int, bytes]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
 
@@ -94,14 +119,16 @@ class Debts:
 class Counters:
     """Totals since the worker registered; tokens, except where named otherwise.
 
-    ``num_drafts`` counts steps of a request that verified drafts, ``accepted_at[i]`` how often draft i of a step became
-    text, ``accepted_lengths[k]`` how often k of a step's drafts did.
+    ``misses[reason]`` lookups ended short for that reason. ``num_drafts`` counts steps of a request that verified
+    drafts, ``accepted_at[i]`` how often draft i of a step became text, ``accepted_lengths[k]`` how often k of a step's
+    drafts did.
     """
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     query_tokens: int = 0
     hit_tokens: int = 0
+    misses: Counter[Miss] = field(default_factory=Counter)
     num_preemptions: int = 0
     num_iterations: int = 0
     num_refused: int = 0

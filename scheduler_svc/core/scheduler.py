@@ -1,29 +1,35 @@
 """The scheduler of one worker: propose, dispatch, apply (DESIGN §2), called in turn once per iteration.
 
 ``submit`` and ``cancel`` may come at any time between. A request is *waiting* without a lease or *running* with one.
-Its lease holds slots for every known token from the start, so that a prompt once admitted is not cut off in its middle.
+Its lease holds slots for every known token from the start, and in window groups a claim to them, so that a prompt once
+admitted is not cut off in its middle.
 """
 
-from augury.errors import AuguryError, ContextLengthError, NotFiniteError
-from augury.keys import extend_keys, root_key
+from augury.errors import AuguryError, NotFiniteError
 from augury.types import (
     Delta,
     Ended,
     EndReason,
     Grant,
     Granted,
+    Holding,
     NewRequest,
     Outcome,
     Proposal,
-    Reserve,
     Row,
-    Seal,
     Step,
 )
-from scheduler_svc.core.chunking import share_budget
+from scheduler_svc.core import room
 from scheduler_svc.core.lane import Counters, Debts, LaneConfig
+from scheduler_svc.core.misses import Misses
+from scheduler_svc.core.names import Names
+from scheduler_svc.core.plan import plan
 from scheduler_svc.core.policy import Queue, rank_of
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.sealing import owe_seals
+
+Tags = list[tuple[int, bytes]]
+"""Blocks and the keys they carry."""
 
 
 class Scheduler:
@@ -36,6 +42,8 @@ class Scheduler:
         self.waiting = Queue(rank_of(config.policy))
         self.running = Queue(rank_of(config.policy))
         self.counters = Counters()
+        self._names = Names(config)
+        self._misses = Misses(config, self._names)
         self._requests: dict[int, Request] = {}
         self._debts = Debts()
         self._proposal_seq = 0
@@ -55,9 +63,9 @@ class Scheduler:
     # --- requests come and go ---
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises ContextLengthError where it could never fit."""
-        check_fits(request, self.config.max_len)
-        request.keys, request.denied_at = [], None
+        """Queue a request. Raises ContextLengthError or InvalidRequestError where it could never run."""
+        room.check_fits(self.config, request)
+        request.keys, request.denied_at, request.doubtful = [], None, False
         self._requests[request.handle] = request
         self.waiting.add(request)
 
@@ -80,6 +88,22 @@ class Scheduler:
             request.restart()
             self.waiting.add(request)
 
+    def renew(self, tags: Tags) -> tuple[list[Holding], Tags]:
+        """The pool is lost and to be opened again under the same epoch, the worker holding blocks with ``tags``.
+
+        Returns the leases to take over and the content of other blocks. The proposal in flight counts as never sent.
+        Seals are among the leases; who is not among them needs no release.
+        """
+        debts = self._debts
+        self._debts = Debts(forgotten=debts.sent + debts.forgotten, tags=debts.tags, dropped=debts.dropped)
+        self._proposal_seq, self._growing, self._entering = 0, [], []
+        for request in self.waiting.items:
+            request.denied_at = None
+        holdings = [self._names.holding(request) for request in self.running.items]
+        held = {block for holding in holdings for table in holding.blocks for block in table}
+        content = {**dict(tags), **dict(debts.tags)}
+        return holdings, [(block, key) for block, key in content.items() if block not in held]
+
     def evacuate(self) -> list[Request]:
         """Give up every request, in policy order, to be run elsewhere."""
         self.fence(self.epoch, self.num_available)
@@ -90,7 +114,7 @@ class Scheduler:
 
     def propose(self) -> Proposal | None:
         """What the pool must do before the next step; None where it owes nothing."""
-        growing = self._short_of_slots()
+        growing = room.short(self.config, self.running.items)
         preempted = self._make_room(growing)
         self._growing, self._entering = growing, [] if preempted else self._admissible(growing)
         wanting = growing + self._entering
@@ -105,23 +129,19 @@ class Scheduler:
             forgotten=tuple(debts.forgotten),
             seals=tuple(debts.seals),
             releases=tuple(debts.releases),
-            reserves=tuple(map(self._reserve, wanting)),
+            reserves=tuple(room.reserve(self.config, self._names, request) for request in wanting),
         )
-        self._debts = Debts(tags=debts.tags, dropped=debts.dropped)
+        self._debts = Debts(tags=debts.tags, dropped=debts.dropped, sent=debts.forgotten)
         return proposal
-
-    def _short_of_slots(self) -> list[Request]:
-        slots, size = self.config.max_drafts, self.config.block_size
-        return [r for r in self.running.items if len(r.tokens) + slots > len(r.blocks) * size]
 
     def _make_room(self, growing: list[Request]) -> bool:
         """Preempt from the end of the policy order until ``growing`` fits, as far as one can tell from here."""
-        needed = sum(map(self._num_blocks_short, growing))
+        needed = sum(room.growth(self.config, request) for request in growing)
         preempted = False
         while needed > self.num_available + self._debts.num_returning and len(self.running) > 1:
             victim = self.running.items[-1]
             if growing[-1] is victim:
-                needed -= self._num_blocks_short(growing.pop())
+                needed -= room.growth(self.config, growing.pop())
             self._preempt(victim)
             preempted = True
         return preempted
@@ -135,50 +155,35 @@ class Scheduler:
         """Waiting requests to admit, in order and without gaps, so that none is overtaken for want of blocks."""
         if not self.waiting.items:
             return []
-        room = self.num_available + self._debts.num_returning - sum(map(self._num_blocks_short, growing))
-        room -= len(self.running)  # a block of growth for each, lest the newcomer be preempted at once
+        config, available = self.config, self.num_available + self._debts.num_returning
+        claimed = sum(room.claim(config, r) for r in (self.running.items if config.has_windows else growing))
+        watermark = len(self.running)  # a block of growth for each, lest the newcomer be preempted at once
+        spare = available - claimed - watermark
         pending = sum(r.remaining for r in self.running.items if r.remaining > 1)
         entering: list[Request] = []
         for request in self.waiting.items:
-            full = len(self.running) + len(entering) >= self.config.max_running
-            denied = request.denied_at == self.num_available and not self._debts.num_returning
-            if full or denied or pending >= self.config.max_batched_tokens:
+            full = len(self.running) + len(entering) >= config.max_running
+            if full or request.denied_at == available or pending >= config.max_batched_tokens:
                 break
-            num_hits = len(self._lookup_keys(request))
-            num_blocks = self._num_blocks_short(request) - num_hits
-            if num_blocks > room:
+            hit = 0 if request.doubtful else self._names.longest_hit(request)
+            num_blocks = room.entry(config, request, hit)
+            if num_blocks > spare:
                 break
-            room -= num_blocks
-            pending += len(request.tokens) - num_hits * self.config.block_size
+            spare -= num_blocks
+            pending += len(request.tokens) - hit
             entering.append(request)
         return entering
-
-    def _reserve(self, request: Request) -> Reserve:
-        return Reserve(
-            lease=request.handle,
-            num_slots=len(request.tokens) + self.config.max_drafts,
-            keys=() if request.blocks else self._lookup_keys(request),
-        )
-
-    def _lookup_keys(self, request: Request) -> tuple[bytes, ...]:
-        """Names of the blocks a hit may cover; a name proves the lookahead, so max(1, lookahead) known tokens stay."""
-        if not self.config.prefix_caching:
-            return ()
-        return tuple(self._names(request)[: (len(request.tokens) - 1) // self.config.block_size])
-
-    def _num_blocks_short(self, request: Request) -> int:
-        return self.config.num_blocks_for(len(request.tokens)) - len(request.blocks)
 
     # --- dispatch ---
 
     def dispatch(self, grant: Grant | None) -> Step | None:
         """The step over what was granted; None where there is nothing to run."""
         fresh = self._take(grant) if grant else []
-        planned = self._plan()
+        planned = plan(self.config, self._ready())
         if not (planned or fresh):
             return None
         self._step_seq += 1
-        self._in_flight = [(request, _row(request, *sizes)) for request, sizes in planned]
+        self._in_flight = planned
         debts = self._debts
         step = Step(
             epoch=self.epoch,
@@ -186,72 +191,73 @@ class Scheduler:
             released=tuple(debts.dropped),
             sealed=tuple(debts.tags),
             fresh=tuple(fresh),
-            rows=tuple(row for _, row in self._in_flight),
+            rows=tuple([row for _, row in planned]),
         )
         debts.dropped, debts.tags = [], []
         return step
 
     def _take(self, grant: Grant) -> list[NewRequest]:
         self.num_available = grant.num_available
-        fresh, split = [], len(self._growing)
+        self._debts.sent = []
+        split = len(self._growing)
         for request, granted in zip(self._growing, grant.reserves[:split], strict=True):
-            if granted and request.handle in self._requests:
-                request.blocks.extend(granted.blocks)
+            if request.handle in self._requests:
+                request.grow(granted, self.config.groups)
+        leased: list[tuple[Request, Granted]] = []
         for request, granted in zip(self._entering, grant.reserves[split:], strict=True):
             if granted is None:
                 request.denied_at = grant.num_available
-            elif request.handle in self._requests:
-                fresh.append(self._admit(request, granted))
+                continue
+            request.lease(granted, self.config.groups)
+            if request.handle in self._requests:
+                leased.append((request, granted))
             else:
-                self._owe_release(request.handle, len(granted.blocks))
-        self._growing, self._entering = [], []
-        return fresh
+                self._owe_release(request)
+        self._return_overdrawn(leased)
+        return [self._admit(request, granted) for request, granted in leased]
+
+    def _return_overdrawn(self, leased: list[tuple[Request, Granted]]) -> None:
+        """Give back the last of ``leased`` that were hit too little to leave what those before them claim."""
+        config = self.config
+        if not (leased and config.has_windows):
+            return
+        claimants = [*self.running.items, *(request for request, _ in leased)]
+        spare = self.num_available - sum(room.claim(config, request) for request in claimants)
+        while spare < 0 and leased and len(leased) + len(self.running) > 1:
+            request, _ = leased.pop()
+            spare += room.claim(config, request) + request.num_held
+            self._owe_release(request)
+            request.restart()
+            request.doubtful, request.denied_at = True, self.num_available + self._debts.num_returning
 
     def _admit(self, request: Request, granted: Granted) -> NewRequest:
         self.waiting.remove(request)
         self.running.add(request)
-        num_hits, size = granted.num_hit_blocks, self.config.block_size
-        request.blocks = list(granted.blocks)
-        request.num_delivered = len(request.blocks)
-        request.num_sealed, request.num_computed = num_hits, num_hits * size
-        request.num_final = request.num_computed
-        request.denied_at = None
-        self.counters.query_tokens += len(request.tokens)
-        self.counters.hit_tokens += request.num_computed
+        counters, num_prompt = self.counters, len(request.generation.prompt)
+        counters.query_tokens += len(request.tokens)
+        counters.hit_tokens += request.num_computed
+        miss = self._misses.reason(request, granted)
+        if miss is not None:
+            counters.misses[miss] += 1
         if request.num_cached is None:
-            request.num_cached = min(request.num_computed, len(request.generation.prompt))
-            self.counters.prompt_tokens += len(request.generation.prompt)
+            request.num_cached = min(request.num_computed, num_prompt)
+            counters.prompt_tokens += num_prompt
         return NewRequest(
             handle=request.handle,
             tokens=tuple(request.tokens),
-            num_prompt=len(request.generation.prompt),
+            num_prompt=num_prompt,
             num_computed=request.num_computed,
             blocks=granted.blocks,
-            hit_keys=tuple(self._names(request)[:num_hits]),
+            hits=tuple(self._names.hits(request)),
             sampling=request.generation.sampling,
             stopping=request.generation.stopping,
             max_drafts=request.generation.max_drafts,
         )
 
-    def _plan(self) -> list[tuple[Request, tuple[int, int]]]:
-        """Requests that run, with their numbers of known tokens and of drafts.
-
-        One that was denied its growth sits this iteration out.
-        """
-        slots, size = self.config.max_drafts, self.config.block_size
-        prompts, decodes = list[Request](), list[Request]()
-        for request in self.running.items:
-            if len(request.tokens) + slots <= len(request.blocks) * size:
-                (prompts if request.remaining > 1 else decodes).append(request)
-        prompt_sizes, decode_sizes = share_budget(
-            [r.remaining for r in prompts],
-            [1 + _usable_drafts(r) if r.num_drafts else 1 for r in decodes],
-            self.config.max_batched_tokens,
-            self.config.num_prefill_lookahead,
-        )
-        planned = [(r, (1, size - 1)) for r, size in zip(decodes, decode_sizes, strict=True) if size]
-        planned += [(r, (size, 0)) for r, size in zip(prompts, prompt_sizes, strict=True) if size]
-        return planned
+    def _ready(self) -> list[Request]:
+        """Requests with slots for their step. One that was denied its growth sits this iteration out."""
+        denied = room.short(self.config, self._growing)
+        return [r for r in self.running.items if r not in denied] if denied else self.running.items
 
     # --- apply ---
 
@@ -269,7 +275,7 @@ class Scheduler:
             request.num_drafts, request.num_final = num_drafts, num_final
             if emitted:
                 deltas.append(self._emit(request, row, emitted))
-            else:
+            elif request.num_computed >= request.seal_at:
                 self._owe_seals(request)
         for handle in outcome.refused:
             self._start_over(handle)
@@ -279,19 +285,15 @@ class Scheduler:
 
     def _emit(self, request: Request, row: Row, emitted: tuple[int, ...]) -> Delta:
         """All of ``emitted`` but the last are accepted drafts; nothing counts after the request's end."""
-        request.num_computed += len(emitted) - 1
-        reason, taken = None, 0
-        for token in emitted:
-            request.tokens.append(token)
-            taken += 1
-            reason = self._end_reason(request, token)
-            if reason is not None:
-                break
+        num_accepted = len(emitted) - 1
+        request.num_computed += num_accepted
+        taken, reason = request.take(emitted)
         self.counters.generation_tokens += taken
-        num_accepted = min(taken, len(emitted) - 1)
         if row.num_drafts:
+            num_accepted = min(taken, num_accepted)
             self.counters.count_drafts(row.num_drafts, num_accepted)
-        self._owe_seals(request)
+        if request.num_computed >= request.seal_at:
+            self._owe_seals(request)
         return Delta(
             ticket=request.handle,
             tokens=emitted[:taken],
@@ -301,11 +303,9 @@ class Scheduler:
             ended=None if reason is None else self._end(request, reason).ended,
         )
 
-    def _end_reason(self, request: Request, token: int) -> EndReason | None:
-        stopping = request.generation.stopping
-        if token in stopping.stop_token_ids and request.num_emitted > stopping.min_tokens:
-            return EndReason.STOP
-        return EndReason.LENGTH if request.num_emitted >= stopping.max_tokens else None
+    def _owe_seals(self, request: Request) -> None:
+        if self.config.prefix_caching:
+            owe_seals(self.config, self._names, request, self._debts)
 
     def _start_over(self, handle: int) -> None:
         """The worker does not recognise the hit: recompute, and let nobody hit those keys again (DESIGN §3.4)."""
@@ -313,16 +313,16 @@ class Scheduler:
         if request is None:
             return
         self.counters.num_refused += 1
-        self._debts.forgotten.extend(self._names(request)[: request.num_sealed])
+        self._debts.forgotten.extend(key for _, key in self._names.hits(request))
         request.num_cached = 0
         self._give_back(request)
         self.waiting.add(request)
 
-    # --- ends, seals and debts ---
+    # --- ends and debts ---
 
     def _end(self, request: Request, reason: EndReason, error: AuguryError | None = None) -> Delta:
         del self._requests[request.handle]
-        if request.blocks:
+        if request.tables:
             self._give_back(request)
         else:
             self.waiting.remove(request)
@@ -335,55 +335,10 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         self.running.remove(request)
-        self._owe_release(request.handle, len(request.blocks))
+        self._owe_release(request)
         self._debts.dropped.append(request.handle)
         request.restart()
 
-    def _owe_release(self, handle: int, num_blocks: int) -> None:
-        self._debts.releases.append(handle)
-        self._debts.num_returning += num_blocks
-
-    def _owe_seals(self, request: Request) -> None:
-        """Blocks whose every slot is final (rule D), as far as they have names."""
-        if not self.config.prefix_caching:
-            return
-        num_final = request.num_final // self.config.block_size
-        if num_final <= request.num_sealed:
-            return
-        names = self._names(request)
-        num_final = min(num_final, len(names))
-        for index in range(request.num_sealed, num_final):
-            self._debts.seals.append(Seal(lease=request.handle, index=index, key=names[index]))
-            self._debts.tags.append((request.blocks[index], names[index]))
-        request.num_sealed = max(num_final, request.num_sealed)
-
-    def _names(self, request: Request) -> list[bytes]:
-        """What the request's blocks are found under: equal names mean equal KV, draft layers included (rule E)."""
-        config = self.config
-        root = root_key(config.fingerprint, request.generation.cache_salt)
-        extend_keys(request.keys, root, request.tokens, config.block_size, config.key_reach)
-        return request.keys[config.key_margin :]
-
-
-def _row(request: Request, num_new: int, num_drafts: int) -> Row:
-    """The request's share of a step; its blocks are delivered with it."""
-    new_blocks = tuple(request.blocks[request.num_delivered :])
-    request.num_delivered = len(request.blocks)
-    return Row(handle=request.handle, num_new=num_new, num_drafts=num_drafts, new_blocks=new_blocks)
-
-
-def _usable_drafts(request: Request) -> int:
-    """Drafts worth verifying: within the client's bound, and not past the last token it wants."""
-    generation = request.generation
-    wanted = generation.stopping.max_tokens - request.num_emitted - 1
-    bound = wanted if generation.max_drafts is None else min(wanted, generation.max_drafts)
-    return min(request.num_drafts, bound)
-
-
-def check_fits(request: Request, max_len: int) -> None:
-    """Raise ContextLengthError unless prompt and wanted tokens fit ``max_len``, with the numbers."""
-    num_prompt, max_tokens = len(request.generation.prompt), request.generation.stopping.max_tokens
-    if num_prompt + max_tokens > max_len:
-        raise ContextLengthError(
-            f"{num_prompt} prompt tokens and {max_tokens} to generate exceed the context window of {max_len} tokens"
-        )
+    def _owe_release(self, request: Request) -> None:
+        self._debts.releases.append(request.handle)
+        self._debts.num_returning += request.num_held

@@ -1,10 +1,13 @@
 """The real scheduler and KV cores in a loop, with a worker whose next token is a function of the tokens before it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
+from hypothesis import strategies as st
+
+from augury.geometry import NULL_BLOCK, KvGroup
 from augury.types import (
     Delta,
     Ended,
@@ -21,6 +24,7 @@ from augury.types import (
     StopParams,
 )
 from kvcache_svc.core.coordinator import Coordinator
+from scheduler_svc.core.chunking import min_budget
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
@@ -64,13 +68,18 @@ def generation(
     )
 
 
-def lane_config(*, budget: int = 64, lookahead: int = 0, **fields: Any) -> LaneConfig:
-    """A small worker: 64 blocks of four tokens, unless ``fields`` of LaneConfig say otherwise."""
+def lane_config(
+    *, budget: int = 64, lookahead: int = 0, block_size: int = 4, groups: Sequence[KvGroup] = (), **fields: Any
+) -> LaneConfig:
+    """A small worker: 64 blocks of four tokens, unless ``fields`` of LaneConfig say otherwise.
+
+    Without ``groups`` it has one with full attention and, where it looks ahead, with draft layers.
+    """
     small = LaneConfig(
         pool="w",
         fingerprint="f",
         num_blocks=65,
-        block_size=4,
+        groups=tuple(groups) or (KvGroup(block_size=block_size, has_drafts=lookahead > 0),),
         max_model_len=4096,
         max_batched_tokens=budget,
         max_running=16,
@@ -79,14 +88,41 @@ def lane_config(*, budget: int = 64, lookahead: int = 0, **fields: Any) -> LaneC
     return replace(small, **fields)
 
 
+Shape = tuple[int, int | None, bool]
+"""Block size, window and whether there are draft layers, of one group."""
+
+shapes = st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.none() | st.integers(2, 9), st.booleans())
+
+
+def small_lane(
+    *, shapes: Sequence[Shape], lookahead: int, max_drafts: int = 0, extra: int = 0, **fields: Any
+) -> LaneConfig:
+    """A worker with groups of ``shapes``. Those with a window and draft layers can be rebuilt from a tail where there
+    are others; ``extra`` tokens of budget come on top of the least.
+    """
+    mixed = len({drafts for _, _, drafts in shapes}) > 1
+    groups = [
+        KvGroup(
+            block_size=size,
+            window=window,
+            has_drafts=drafts and lookahead > 0,
+            num_retained=max(lookahead - 1, 0) if drafts and window else 0,
+            num_rebuilt=lookahead * (window - 1) if drafts and window and mixed and lookahead else None,
+        )
+        for size, window, drafts in shapes
+    ]
+    budget = min_budget(lookahead, max_drafts) + extra
+    return lane_config(budget=budget, lookahead=lookahead, max_drafts=max_drafts, groups=groups, **fields)
+
+
 @dataclass(slots=True)
 class Held:
     """A request as the worker holds it."""
 
     new: NewRequest
-    tokens: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    num_computed: int = 0
+    tokens: list[int]
+    tables: list[list[int]]
+    num_computed: int
     num_drafts: int = 0
 
 
@@ -94,12 +130,14 @@ class Worker:
     """Executes steps, and asserts what every worker may rely on.
 
     After each token it holds as many drafts as it can; of those verified in request h's next steps, as many are right
-    as ``right[h]`` says for each step in turn, and none afterwards.
+    as ``right[h]`` says for each step in turn, and none afterwards. ``slots[block, offset]`` are the tokens up to the
+    position whose KV is there.
     """
 
     def __init__(self, config: LaneConfig) -> None:
         self.config = config
         self.tags: dict[int, bytes] = {}
+        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
         self.held: dict[int, Held] = {}
         self.failing: set[int] = set()
         self.right: dict[int, list[int]] = {}
@@ -127,41 +165,63 @@ class Worker:
     def _take(self, new: NewRequest) -> bool:
         assert new.handle not in self.held, "a request is fresh twice"
         assert new.num_computed < len(new.tokens), "a hit covers everything"
-        num_hits = len(new.hit_keys)
-        assert new.num_computed == num_hits * self.config.block_size
-        if tuple(self.tags.get(block) for block in new.blocks[:num_hits]) != new.hit_keys:
+        if any(self.tags.get(block) != key for block, key in new.hits):
             return False
-        self._overwrite(new.blocks[num_hits:])
-        self.held[new.handle] = Held(new, list(new.tokens), list(new.blocks), new.num_computed)
+        hit = {block for block, _ in new.hits}
+        self._overwrite(block for table in new.blocks for block in table if block not in hit)
+        self.held[new.handle] = Held(new, list(new.tokens), list(map(list, new.blocks)), new.num_computed)
         return True
 
     def _run(self, row: Row) -> tuple[int, ...]:
         held = self.held[row.handle]
-        held.blocks.extend(row.new_blocks)
-        self._overwrite(row.new_blocks)
-        end = held.num_computed + row.num_new
-        assert held.num_computed < end <= len(held.tokens)
+        for table, blocks in zip(held.tables, row.new_blocks, strict=bool(row.new_blocks)):
+            table.extend(blocks)
+            self._overwrite(blocks)
+        start, end = held.num_computed, held.num_computed + row.num_new
+        assert start < end <= len(held.tokens)
         assert row.num_drafts <= held.num_drafts, "drafts are asked for that nobody made"
         assert end == len(held.tokens) or not row.num_drafts, "drafts behind an unfinished prompt"
-        for position in range(held.num_computed, end + row.num_drafts):
-            assert held.blocks[position // self.config.block_size] not in self.tags, "a step writes a sealed block"
-        held.num_computed = end
-        if end < len(held.tokens):
-            assert len(held.tokens) - end >= self.config.num_prefill_lookahead, "a chunk ends within the lookahead"
-            return ()
+        self._read(held)
         right = self.right.get(row.handle) if row.num_drafts else None
         num_accepted = min(right.pop(0), row.num_drafts) if right else 0
-        emitted = continuation(held.tokens, num_accepted + 1)
+        emitted = continuation(held.tokens, num_accepted + 1) if end == len(held.tokens) else ()
+        wrong = (None,) * (row.num_drafts - num_accepted)
+        self._write(held, [*held.tokens[start:end], *emitted[:-1], *wrong])
+        held.num_computed = end
+        if not emitted:
+            assert len(held.tokens) - end >= self.config.num_prefill_lookahead, "a chunk ends within the lookahead"
+            return ()
         held.tokens.extend(emitted)
         held.num_computed += num_accepted
         held.num_drafts = self.config.max_drafts
         return emitted
 
+    def _read(self, held: Held) -> None:
+        """All that the first new position sees is the request's own."""
+        for group, table in zip(self.config.groups, held.tables, strict=True):
+            if group.has_drafts and group.window is not None:
+                continue
+            first = max(held.num_computed - (group.window or held.num_computed + 1) + 1, 0)
+            for position in range(first, held.num_computed):
+                slot = table[position // group.block_size], position % group.block_size
+                assert self.slots[slot] == tuple(held.tokens[: position + 1]), "a step reads the KV of other tokens"
+
+    def _write(self, held: Held, new: Sequence[int | None]) -> None:
+        """The KV of ``new`` tokens, None for a draft that is rejected."""
+        sequence = [*held.tokens[: held.num_computed], *new]
+        for group, table in zip(self.config.groups, held.tables, strict=True):
+            for position in range(held.num_computed, len(sequence)):
+                block, offset = table[position // group.block_size], position % group.block_size
+                assert block != NULL_BLOCK, "a step writes into the null block"
+                assert block not in self.tags, "a step writes a sealed block"
+                known = tuple(token for token in sequence[: position + 1] if token is not None)
+                self.slots[block, offset] = known if len(known) == position + 1 else ()
+
     def _num_final(self, held: Held) -> int:
         """Draft KV is final where the lookahead after it is known."""
         return max(min(held.num_computed, len(held.tokens) - self.config.num_prefill_lookahead), 0)
 
-    def _overwrite(self, blocks: Sequence[int]) -> None:
+    def _overwrite(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             self.tags.pop(block, None)
 
@@ -187,7 +247,7 @@ class Harness:
             fingerprint=self.config.fingerprint,
             epoch=1,
             num_blocks=self.config.num_blocks,
-            block_size=self.config.block_size,
+            groups=self.config.groups,
         )
         self.kv = Coordinator(self.spec)
         self.worker = Worker(self.config)
@@ -245,6 +305,13 @@ class Harness:
         self.kv.reopen(self.spec)
         self.worker.held.clear()
         self.scheduler.fence(self.spec.epoch, self.kv.pool.num_available)
+
+    def renew(self) -> None:
+        """The KV service is lost and starts again without any memory of its own."""
+        holdings, content = self.scheduler.renew(list(self.worker.tags.items()))
+        self.kv = Coordinator(self.spec, {key: block for block, key in content}, holdings)
+        self.kv.check()
+        self.scheduler.num_available = self.kv.pool.num_available
 
     def record(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:

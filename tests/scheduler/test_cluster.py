@@ -124,6 +124,31 @@ def test_requests_of_the_last_lane_are_parked_and_go_on_in_the_next() -> None:
     house.assert_told(handle)
 
 
+def test_requests_of_a_lane_whose_name_joins_again_go_on_with_their_tokens() -> None:
+    house = House()
+    house.join("a")
+    handles = [house.submit(generation([n, n], max_tokens=9)) for n in range(3)]
+    for _ in range(3):
+        house.lanes["a"].iterate()
+    house.join("a")
+    assert house.loads() == {"a": 3}
+    house.run()
+    for handle in handles:
+        house.assert_told(handle)
+        assert len(house.stories[handle].tokens) == 9
+
+
+def test_a_lane_that_joins_twice_keeps_its_requests() -> None:
+    house = House()
+    lane = house.join("a")
+    handle = house.submit(generation([1, 2], max_tokens=9))
+    lane.iterate()
+    assert house.cluster.join(lane.scheduler) == []
+    house.run()
+    house.assert_told(handle)
+    assert sum(len(step.fresh) for step in lane.steps) == 1
+
+
 def test_a_lane_that_never_joined_may_leave() -> None:
     house = House()
     handle = house.submit(generation([1]))

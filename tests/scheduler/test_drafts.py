@@ -1,6 +1,7 @@
 """Drafts in one lane: how many are verified, what they bring, what is counted (mtp_semantics §2.3, §3.7, §5.1)."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ Sizes = tuple[int, int]
 """(new tokens, drafts) of one row."""
 
 
-def eight_modules(**fields: int) -> Harness:
+def eight_modules(**fields: Any) -> Harness:
     return Harness(lane_config(block_size=16, lookahead=8, max_drafts=8, **fields))
 
 
@@ -109,7 +110,7 @@ def test_blocks_are_sealed_as_drafts_come_true(mode: KeyLookahead, num_sealed: l
     for _ in num_sealed:
         lane.iterate()
         (request,) = lane.scheduler.running.items
-        counts.append(request.num_sealed)
+        counts.append(request.tables[0].num_sealed)
     assert counts == num_sealed
 
 
@@ -119,7 +120,7 @@ def test_a_lease_holds_slots_for_drafts_behind_the_known_tokens() -> None:
     lane.worker.right[handle] = [5, 0, 2, 5, 5, 1]
     while (step := lane.begin()) is not None:
         (request,) = lane.scheduler.running.items
-        assert len(request.blocks) == -(-(len(request.tokens) + 5) // 4)
+        assert len(request.tables[0].blocks) == -(-(len(request.tokens) + 5) // 4)
         lane.finish(step)
     lane.assert_told(handle)
 

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from augury.types import EndReason
-from scheduler_svc.core.chunking import min_budget
 from scheduler_svc.core.lane import KeyLookahead, LaneConfig
 from scheduler_svc.core.policy import Policy
-from tests.scheduler.harness import Harness, generation, lane_config
+from tests.scheduler.harness import Harness, generation, lane_config, shapes, small_lane
 
 
 def times_admitted(lane: Harness) -> dict[int, int]:
@@ -66,18 +65,21 @@ def test_a_preempted_request_reports_the_hit_of_its_first_admission() -> None:
     assert lane.stories[victim].num_cached == 0
 
 
-def small_lane(*, lookahead: int, max_drafts: int, extra: int, **fields: Any) -> LaneConfig:
-    budget = min_budget(lookahead, max_drafts) + extra
-    return lane_config(budget=budget, lookahead=lookahead, max_drafts=max_drafts, **fields)
+def startable(**fields: Any) -> LaneConfig:
+    """A lane with a pool that is small, but not too small for any hit by plain keys."""
+    try:
+        return small_lane(**fields)
+    except ValueError:
+        reject()
 
 
 lanes = st.builds(
-    small_lane,
+    startable,
     lookahead=st.sampled_from([0, 1, 3]),
     max_drafts=st.integers(0, 3),
     extra=st.integers(0, 20),
-    block_size=st.integers(1, 5),
-    num_blocks=st.integers(14, 30),
+    shapes=st.lists(shapes, min_size=1, max_size=3),
+    num_blocks=st.integers(24, 60),
     max_running=st.integers(1, 6),
     policy=st.sampled_from(Policy),
     prefix_caching=st.booleans(),
@@ -131,6 +133,19 @@ class AnyOrder(RuleBasedStateMachine):
             if moment == "in flight":
                 self.lane.scheduler.dispatch(grant)
         self.lane.fence()
+
+    @rule(lost=st.sampled_from(["nothing", "proposal", "grant"]), cancelled=st.booleans(), data=st.data())
+    def renew(self, lost: str, cancelled: bool, data: st.DataObject) -> None:
+        if lost == "proposal":
+            self.lane.scheduler.propose()
+        if lost == "grant":
+            self.lane.propose()
+        if cancelled and self.lane.stories:
+            handle = data.draw(st.sampled_from(sorted(self.lane.stories)))
+            if self.lane.stories[handle].ended is None:
+                self.cancelled.add(handle)
+                self.lane.cancel(handle)
+        self.lane.renew()
 
     @rule()
     def lose_tags(self) -> None:

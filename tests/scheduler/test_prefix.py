@@ -65,7 +65,7 @@ def test_a_reader_by_plain_keys_never_takes_a_block_of_a_writer_that_went_on_oth
         lane.run()
     _, first, second = [new for step in lane.steps for new in step.fresh]
     assert (first.num_computed, second.num_computed) == (0, 32)
-    assert second.blocks[:2] == first.blocks[:2]
+    assert second.blocks[0][:2] == first.blocks[0][:2]
 
 
 @pytest.mark.parametrize(("lookahead", "margin"), [(1, 1), (16, 1), (17, 2)])
@@ -75,7 +75,8 @@ def test_plain_keys_without_room_for_any_hit_are_refused_at_the_start(lookahead:
         return lane_config(block_size=16, lookahead=lookahead, max_model_len=max_model_len, key_lookahead=off, **fields)
 
     longest_without = (1 + margin) * 16
-    assert start(longest_without + 1).key_margin == margin
+    config = start(longest_without + 1)
+    assert config.key_margin(config.groups[0]) == margin
     assert start(longest_without, prefix_caching=False).max_len == longest_without
     with pytest.raises(ValueError, match=r"kv\.key_lookahead"):
         start(longest_without)

@@ -9,6 +9,7 @@ import pytest
 from augury import convert, rpc
 from augury.config import load
 from augury.errors import InvalidRequestError
+from augury.geometry import KvGroup
 from augury.types import WorkerInfo
 from augury.v1 import scheduler_pb2
 from scheduler_svc.app import lane_config
@@ -21,7 +22,7 @@ INFO = WorkerInfo(
     model="m",
     fingerprint="f",
     num_blocks=9,
-    block_size=16,
+    groups=(KvGroup(block_size=16, has_drafts=True),),
     max_model_len=32,
     vocab_size=9,
     num_prefill_lookahead=8,

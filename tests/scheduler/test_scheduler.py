@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from augury.errors import ContextLengthError, InternalError
-from augury.types import Ended, EndReason
+from augury.types import Ended, EndReason, Grant
 from scheduler_svc.core.policy import Policy
 from tests.scheduler.harness import Harness, continuation, generation, lane_config
 
@@ -26,7 +26,7 @@ def test_a_request_is_admitted_with_slots_for_its_whole_prompt() -> None:
     lane.submit(generation(range(30)))
     step = lane.begin()
     assert step is not None
-    assert [len(new.blocks) for new in step.fresh] == [8]
+    assert [list(map(len, new.blocks)) for new in step.fresh] == [[8]]
     assert [row.num_new for row in step.rows] == [8]
 
 
@@ -40,6 +40,18 @@ def test_a_prompt_that_does_not_fit_whole_waits_and_is_not_overtaken() -> None:
     lane.run()
     for handle in (*large, small):
         lane.assert_told(handle)
+
+
+def test_a_request_that_is_denied_its_growth_sits_the_iteration_out() -> None:
+    lane = Harness(lane_config(block_size=4))
+    growing, other = lane.submit(generation(range(4))), lane.submit(generation(range(2)))
+    lane.iterate()
+    proposal = lane.scheduler.propose()
+    assert proposal is not None
+    assert [reserve.lease for reserve in proposal.reserves] == [growing]
+    step = lane.scheduler.dispatch(Grant(epoch=1, seq=proposal.seq, reserves=(None,), num_available=0))
+    assert step is not None
+    assert [row.handle for row in step.rows] == [other]
 
 
 def test_decodes_run_beside_a_chunked_prompt() -> None:
@@ -138,7 +150,7 @@ def test_a_refused_hit_is_recomputed_and_its_keys_are_forgotten() -> None:
     assert lane.scheduler.counters.num_refused == 1
     for handle in (first, second, third):
         lane.assert_told(handle)
-    assert [len(new.hit_keys) for step in lane.steps for new in step.fresh] == [0, 4, 0, 4]
+    assert [len(new.hits) for step in lane.steps for new in step.fresh] == [0, 4, 0, 4]
     assert [lane.stories[handle].num_cached for handle in (first, second, third)] == [0, 0, 16]
     lane.assert_whole()
 

@@ -1,0 +1,32 @@
+"""Which requests run in a step, and with how many known tokens and drafts each."""
+
+from collections.abc import Iterable
+
+from augury.types import Row
+from scheduler_svc.core.chunking import share_budget
+from scheduler_svc.core.lane import LaneConfig
+from scheduler_svc.core.request import Request
+
+
+def plan(config: LaneConfig, ready: Iterable[Request]) -> list[tuple[Request, Row]]:
+    """The rows of a step over ``ready``, requests with slots in policy order: decodes first."""
+    prompts, decodes = list[Request](), list[Request]()
+    for request in ready:
+        (prompts if len(request.tokens) - request.num_computed > 1 else decodes).append(request)
+    prompt_sizes, decode_sizes = share_budget(
+        [request.remaining for request in prompts],
+        [1 + usable_drafts(request) if request.num_drafts else 1 for request in decodes],
+        config.max_batched_tokens,
+        config.num_prefill_lookahead,
+    )
+    rows = [(r, r.share(1, size - 1)) for r, size in zip(decodes, decode_sizes, strict=True) if size]
+    rows += [(r, r.share(size, 0)) for r, size in zip(prompts, prompt_sizes, strict=True) if size]
+    return rows
+
+
+def usable_drafts(request: Request) -> int:
+    """Drafts worth verifying: within the client's bound, and not past the last token it wants."""
+    generation = request.generation
+    wanted = generation.stopping.max_tokens - request.num_emitted - 1
+    bound = wanted if generation.max_drafts is None else min(wanted, generation.max_drafts)
+    return min(request.num_drafts, bound)
