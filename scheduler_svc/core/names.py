@@ -7,10 +7,12 @@ on as it takes to prove the lookahead (``kv.key_lookahead = off``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from augury.geometry import hash_block
 from augury.keys import KeyDomain, block_key, group_key, root_key
 from augury.types import Holding, Seal
+from scheduler_svc.core.encoder import extra_of
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.request import Request
 
@@ -95,7 +97,9 @@ class Names:
         size = self._domains[0].block_size
         if len(request.tokens) < size:
             return None
-        return block_key(root_key(self._fingerprint, b""), request.tokens[:size])
+        return block_key(
+            root_key(self._fingerprint, b""), request.tokens[:size], extra_of(request.generation.inputs, 0, size)
+        )
 
     def _num_hits(self, request: Request, names: _GroupNames) -> int:
         """At least the lookahead remains to be computed, so that the worker has rows to make the drafts from."""
@@ -107,5 +111,6 @@ class Names:
             request.keys = [[] for _ in self._domains]
         keys = request.keys[index]
         root = keys[0] if keys else root_key(self._fingerprint, request.generation.cache_salt)  # of the first key only
-        self._domains[index].extend(keys, root, request.tokens)
+        inputs = request.generation.inputs
+        self._domains[index].extend(keys, root, request.tokens, partial(extra_of, inputs) if inputs else None)
         return keys

@@ -1,14 +1,18 @@
 """Which requests run in a step, and with how many known tokens and drafts each."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from augury.types import Row
 from scheduler_svc.core.chunking import share_budget
+from scheduler_svc.core.encoder import EncoderCache, Span
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.request import Request
 
 
-def plan(config: LaneConfig, ready: Iterable[Request]) -> list[tuple[Request, Row]]:
+def plan(
+    config: LaneConfig, ready: Iterable[Request], encoder: EncoderCache | None = None
+) -> list[tuple[Request, Row]]:
     """The rows of a step over ``ready``, requests with slots in policy order: decodes first."""
     prompts, decodes = list[Request](), list[Request]()
     for request in ready:
@@ -19,9 +23,26 @@ def plan(config: LaneConfig, ready: Iterable[Request]) -> list[tuple[Request, Ro
         config.max_batched_tokens,
         config.num_prefill_lookahead,
     )
-    rows = [(r, r.share(1, size - 1)) for r, size in zip(decodes, decode_sizes, strict=True) if size]
-    rows += [(r, r.share(size, 0)) for r, size in zip(prompts, prompt_sizes, strict=True) if size]
-    return rows
+    shares = [(r, 1, size - 1) for r, size in zip(decodes, decode_sizes, strict=True) if size]
+    shares += [(r, size, 0) for r, size in zip(prompts, prompt_sizes, strict=True) if size]
+    if encoder is None:
+        return [(request, request.share(num_new, num_drafts)) for request, num_new, num_drafts in shares]
+    encoder.begin()
+    rows = [(request, _encoded(encoder, request, num_new, num_drafts)) for request, num_new, num_drafts in shares]
+    return [(request, row) for request, row in rows if row is not None]
+
+
+def _encoded(encoder: EncoderCache, request: Request, num_new: int, num_drafts: int) -> Row | None:
+    """The request's row, as far as its encoder inputs allow; None where that is not at all."""
+    inputs = request.generation.inputs
+    if not inputs or request.num_computed >= len(request.generation.prompt):
+        return request.share(num_new, num_drafts)
+    span = Span(start=request.num_computed, size=num_new, remaining=request.remaining)
+    size, encoded = encoder.admit(request.handle, inputs, span)
+    if size == 0:
+        return None
+    row = request.share(size, num_drafts)
+    return replace(row, encoded=encoded) if encoded else row
 
 
 def usable_drafts(request: Request) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from augury.errors import ContextLengthError, InvalidRequestError
 from augury.geometry import peak_blocks
 from augury.types import Reserve
+from scheduler_svc.core.encoder import check_inputs
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.names import Names
 from scheduler_svc.core.request import Request
@@ -75,6 +76,7 @@ def reserve(config: LaneConfig, names: Names, request: Request) -> Reserve:
         num_ahead=num_ahead(config, request),
         num_computed=request.num_computed,
         keys=() if request.tables else names.lookup(request),
+        trace=None if request.tables else request.generation.trace,
     )
 
 
@@ -92,6 +94,7 @@ def check_fits(config: LaneConfig, request: Request) -> None:
     num_prompt, max_tokens = len(request.generation.prompt), request.generation.stopping.max_tokens
     if request.generation.inputs and not config.encoder_budget:
         raise InvalidRequestError("the model has no encoder for the request's inputs", "inputs")
+    check_inputs(request.generation.inputs, num_prompt, min(config.encoder_budget, config.encoder_cache))
     if num_prompt + max_tokens > config.max_model_len:
         raise ContextLengthError(
             f"{num_prompt} prompt tokens and {max_tokens} to generate exceed the context window of "

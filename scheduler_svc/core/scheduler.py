@@ -20,6 +20,7 @@ from augury.types import (
     Step,
 )
 from scheduler_svc.core import room
+from scheduler_svc.core.encoder import EncoderCache, releasable
 from scheduler_svc.core.lane import Counters, Debts, LaneConfig
 from scheduler_svc.core.misses import Misses
 from scheduler_svc.core.names import Names
@@ -44,6 +45,7 @@ class Scheduler:
         self.counters = Counters()
         self._names = Names(config)
         self._misses = Misses(config, self._names)
+        self._encoder = _encoder_of(config)
         self._requests: dict[int, Request] = {}
         self._debts = Debts()
         self._proposal_seq = 0
@@ -84,6 +86,7 @@ class Scheduler:
         self.epoch, self.num_available = epoch, num_available
         self._proposal_seq = 0
         self._debts, self._growing, self._entering, self._in_flight = Debts(), [], [], []
+        self._encoder = _encoder_of(self.config)
         for request in self.running.take_all():
             request.restart()
             self.waiting.add(request)
@@ -179,7 +182,7 @@ class Scheduler:
     def dispatch(self, grant: Grant | None) -> Step | None:
         """The step over what was granted; None where there is nothing to run."""
         fresh = self._take(grant) if grant else []
-        planned = plan(self.config, self._ready())
+        planned = plan(self.config, self._ready(), self._encoder)
         if not (planned or fresh):
             return None
         self._step_seq += 1
@@ -192,6 +195,7 @@ class Scheduler:
             sealed=tuple(debts.tags),
             fresh=tuple(fresh),
             rows=tuple([row for _, row in planned]),
+            discarded=self._encoder.take_dropped() if self._encoder else (),
         )
         debts.dropped, debts.tags = [], []
         return step
@@ -252,6 +256,8 @@ class Scheduler:
             sampling=request.generation.sampling,
             stopping=request.generation.stopping,
             max_drafts=request.generation.max_drafts,
+            inputs=request.generation.inputs,
+            trace=request.generation.trace,
         )
 
     def _ready(self) -> list[Request]:
@@ -277,6 +283,9 @@ class Scheduler:
                 deltas.append(self._emit(request, row, emitted))
             elif request.num_computed >= request.seal_at:
                 self._owe_seals(request)
+            if self._encoder:
+                end = releasable(request.num_computed, request.num_final, self.config.num_prefill_lookahead)
+                self._encoder.release(request.handle, request.generation.inputs, end)
         for handle in outcome.refused:
             self._start_over(handle)
         for handle in outcome.failed:
@@ -337,8 +346,17 @@ class Scheduler:
         self.running.remove(request)
         self._owe_release(request)
         self._debts.dropped.append(request.handle)
+        if self._encoder:
+            self._encoder.release(request.handle, request.generation.inputs)
         request.restart()
 
     def _owe_release(self, request: Request) -> None:
         self._debts.releases.append(request.handle)
         self._debts.num_returning += request.num_held
+
+
+def _encoder_of(config: LaneConfig) -> EncoderCache | None:
+    """What a worker with an encoder remembers, which is nothing yet."""
+    if not config.encoder_budget:
+        return None
+    return EncoderCache(config.encoder_budget, config.encoder_cache, config.num_prefill_lookahead)
