@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ import pytest
 from augury import rpc
 from augury.errors import FencedError
 from augury.exchange import Direction, Fault
+from augury.geometry import KvGroup
 from augury.types import Generation, NewRequest, Outcome, SamplingParams, Step, StopParams, WorkerInfo
 from augury.v1.kvcache_pb2_grpc import add_KVCacheServicer_to_server
 from augury.v1.scheduler_pb2_grpc import add_SchedulerServicer_to_server, add_WorkersServicer_to_server
@@ -27,7 +28,10 @@ from tests.rpc import virtual_time
 from worker_svc.registration import keep_registered
 from worker_svc.service import WorkerService
 
-BLOCK_SIZE = 4
+GROUPS = [
+    (KvGroup(block_size=4),),
+    (KvGroup(block_size=4), KvGroup(block_size=2, window=7)),
+]
 VOCAB_SIZE = 1000
 
 
@@ -36,11 +40,15 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 class TokenEngine:
-    """Keeps the worker's side of the contract about epochs, sequences and tokens; has no KV."""
+    """Keeps the worker's side of the contract about epochs, sequences, tokens and tags; has no KV."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[list[int], int]] = {}
+        self._tags: dict[int, bytes] = {}
         self._last: Outcome | None = None
+
+    def tags(self) -> list[tuple[int, bytes]]:
+        return list(self._tags.items())
 
     def execute(self, step: Step) -> Outcome:
         last = self._last
@@ -52,17 +60,33 @@ class TokenEngine:
             self._held = {}
         for handle in step.released:
             self._held.pop(handle, None)
-        for new in step.fresh:
-            self._held[new.handle] = self._hold(new)
-        emitted = tuple(self._run(row.handle, row.num_new) for row in step.rows)
-        num_final = tuple(self._held[row.handle][1] for row in step.rows)
+        self._tags.update(step.sealed)
+        refused = tuple(new.handle for new in step.fresh if not self._hold(new))
+        for row in step.rows:
+            self._claim(row.new_blocks)
+        emitted = tuple(() if row.handle in refused else self._run(row.handle, row.num_new) for row in step.rows)
+        num_final = tuple(self._held[row.handle][1] if row.handle in self._held else 0 for row in step.rows)
         self._last = Outcome(
-            epoch=step.epoch, seq=step.seq, emitted=emitted, num_drafts=(0,) * len(emitted), num_final=num_final
+            epoch=step.epoch,
+            seq=step.seq,
+            emitted=emitted,
+            num_drafts=(0,) * len(emitted),
+            num_final=num_final,
+            refused=refused,
         )
         return self._last
 
-    def _hold(self, new: NewRequest) -> tuple[list[int], int]:
-        return list(new.tokens), new.num_computed
+    def _hold(self, new: NewRequest) -> bool:
+        if any(self._tags.get(block) != key for block, key in new.hits):
+            return False
+        self._claim(new.blocks, kept={block for block, _ in new.hits})
+        self._held[new.handle] = list(new.tokens), new.num_computed
+        return True
+
+    def _claim(self, tables: Sequence[Sequence[int]], kept: Collection[int] = ()) -> None:
+        """The blocks have a new writer."""
+        for block in {block for table in tables for block in table} - set(kept):
+            self._tags.pop(block, None)
 
     def _run(self, handle: int, num_new: int) -> tuple[int, ...]:
         tokens, num_computed = self._held[handle]
@@ -104,6 +128,7 @@ class System:
     """A KV service, a scheduler and workers, each of which can be stopped and started."""
 
     fault: Fault
+    groups: tuple[KvGroup, ...]
     stack: AsyncExitStack
     listeners: dict[str, rpc.Listener] = field(default_factory=dict)
     registrations: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -124,7 +149,9 @@ class System:
     async def start_worker(self, name: str, life: int) -> None:
         register = partial(add_WorkerServicer_to_server, WorkerService(TokenEngine(), Inline()))
         self.listeners[name] = await rpc.listen(f"local:{name}", register)
-        info = replace(WORKER, worker_id=name, address=f"local:{name}", incarnation=f"{name}.{life}")
+        info = replace(
+            WORKER, groups=self.groups, worker_id=name, address=f"local:{name}", incarnation=f"{name}.{life}"
+        )
         channel = rpc.connect("local:scheduler")
         self.registrations[name] = asyncio.create_task(keep_registered(info, channel, asyncio.Event()))
 
@@ -142,7 +169,7 @@ WORKER = WorkerInfo(
     model="hash",
     fingerprint="hash",
     num_blocks=30,
-    block_size=BLOCK_SIZE,
+    groups=(),
     max_model_len=100,
     vocab_size=VOCAB_SIZE,
 )
@@ -153,7 +180,7 @@ def lane_config(info: WorkerInfo) -> LaneConfig:
         pool=info.worker_id,
         fingerprint=info.fingerprint,
         num_blocks=info.num_blocks,
-        block_size=info.block_size,
+        groups=info.groups,
         max_model_len=info.max_model_len,
         max_batched_tokens=16,
         max_running=4,
@@ -191,7 +218,7 @@ async def play(seed: int) -> None:
     rng = random.Random(seed)
     until = rng.uniform(0, 4)
     async with AsyncExitStack() as stack:
-        system = System(fault=weather(random.Random(seed + 1), until), stack=stack)
+        system = System(fault=weather(random.Random(seed + 1), until), groups=GROUPS[seed % len(GROUPS)], stack=stack)
         await system.start_kvcache()
         await system.start_scheduler()
         for name in ("worker-0", "worker-1"):
