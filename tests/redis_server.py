@@ -1,6 +1,7 @@
 """A real Redis (or Valkey) server on a free port, without persistence, for tests."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -49,6 +50,15 @@ class RedisServer:
             self._process.terminate()
             self._process.wait(START_SECONDS)
             self._process = None
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections, but does not answer until ``resume``."""
+        assert self._process is not None, "not running"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None, "not running"
+        self._process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """Kill, then start empty on the same port."""

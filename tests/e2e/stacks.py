@@ -100,13 +100,14 @@ class Process:
 class Processes:
     """The four services, each in its own process, with two workers and Redis at ``redis_url``."""
 
-    def __init__(self, folder: Path, redis_url: str, sockets: Path | None, dtype: str) -> None:
-        """Services meet at unix sockets in ``sockets``, or over TCP where that is None."""
+    def __init__(self, folder: Path, redis_url: str, sockets: Path | None, dtype: str, **settings: str) -> None:
+        """Services meet at unix sockets in ``sockets``, or over TCP where that is None. ``settings`` by dotted name."""
         self._settings = {
             "model.path": str(folder),
             "model.dtype": dtype,
             "registry.url": redis_url,
             "worker.threads": "1",
+            **settings,
         }
         self._sockets = sockets
         self.running: dict[str, Process] = {}
@@ -138,13 +139,18 @@ class Processes:
         for process in self.running.values():
             process.kill()
 
+    @property
+    def kvcache_address(self) -> str:
+        return self._settings["kvcache.address"]
+
     def describe(self) -> scheduler_pb2.Description:
         with grpc.insecure_channel(self._settings["scheduler.address"]) as channel:
             return SchedulerStub(channel).Describe(scheduler_pb2.DescribeRequest(), timeout=START_SECONDS)
 
-    def inspect(self) -> kvcache_pb2.Inspection:
-        with grpc.insecure_channel(self._settings["kvcache.address"]) as channel:
-            return KVCacheStub(channel).Inspect(kvcache_pb2.InspectRequest(), timeout=START_SECONDS)
+    def inspect(self, num_prefixes: int = 0) -> kvcache_pb2.Inspection:
+        with grpc.insecure_channel(self.kvcache_address) as channel:
+            request = kvcache_pb2.InspectRequest(num_prefixes=num_prefixes)
+            return KVCacheStub(channel).Inspect(request, timeout=START_SECONDS)
 
     def restart(self, name: str) -> None:
         """Start a service that has ended again, at its address."""

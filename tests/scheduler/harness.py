@@ -46,26 +46,17 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     return tuple(tokens[len(prompt) :])
 
 
-def generation(
-    prompt: Sequence[int],
-    *,
-    emitted: Sequence[int] = (),
-    priority: int = 0,
-    salt: bytes = b"",
-    max_drafts: int | None = None,
-    **stopping: Any,
-) -> Generation:
-    """Four tokens after ``prompt``, unless ``stopping`` says otherwise with the fields of StopParams."""
-    return Generation(
+def generation(prompt: Sequence[int], *, salt: bytes = b"", **fields: Any) -> Generation:
+    """Four tokens after ``prompt``, unless ``fields`` of StopParams or Generation say otherwise."""
+    stopping = {name: fields.pop(name) for name in StopParams.__slots__ if name in fields}
+    plain = Generation(
         request_id="r",
         prompt=tuple(prompt),
-        emitted=tuple(emitted),
         sampling=SamplingParams(temperature=0.0),
         stopping=replace(StopParams(max_tokens=4), **stopping),
-        priority=priority,
         cache_salt=salt,
-        max_drafts=max_drafts,
     )
+    return replace(plain, **fields)
 
 
 def lane_config(
