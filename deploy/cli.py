@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from augury import config, process, telemetry
+from augury import config, process, telemetry, tracing
 from augury.models import cache_folder
 
 USAGE = """usage: augury COMMAND [options]
@@ -15,7 +15,9 @@ USAGE = """usage: augury COMMAND [options]
   chat           chat with a running server in the terminal
   model prepare  build a model's folder from a package that is installed
   bench          measure a server or the engine
+  kv inspect     pools, hit rates and hottest prefixes of a running KV service
   settings       every setting, its default and meaning
+  metrics        every metric, its type, labels and meaning
 
 augury COMMAND --help tells more."""
 
@@ -35,8 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             from deploy.bench import app
 
             return app.main(options)
+        case ["kv", "inspect", *options]:
+            from deploy import kv
+
+            return _refusing(kv.main, options)
         case ["settings"]:
             print(settings_table())
+            return 0
+        case ["metrics"]:
+            from deploy import metrics
+
+            print(metrics.page())
             return 0
         case ["-h" | "--help"]:
             print(USAGE)
@@ -56,15 +67,14 @@ def _shown(value: object) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refusing(command: Callable[[Sequence[str]], None], options: Sequence[str]) -> int:
+def _refusing(command: Callable[[Sequence[str]], int | None], options: Sequence[str]) -> int:
     try:
-        command(options)
+        return command(options) or 0
     except (ValueError, OSError) as error:
         print(f"augury: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _serve(argv: Sequence[str]) -> None:
@@ -79,6 +89,7 @@ def _serve(argv: Sequence[str]) -> None:
     given = [f"{name}={value}" for name, value in shorthand.items() if value is not None]
     settings = process.settings_from(options, *given)
     telemetry.setup(settings.log.level)
+    tracing.setup("augury", settings.telemetry)
 
     from deploy import serve
     from worker_svc.model.named import ready_folder

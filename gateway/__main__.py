@@ -5,7 +5,7 @@ import sys
 
 import uvloop
 
-from augury import process, rpc, telemetry
+from augury import process, rpc, telemetry, tracing
 from augury.config import Settings
 from gateway.server import serve
 
@@ -18,6 +18,7 @@ def main() -> int:
     try:
         settings = process.settings_from(options)
         telemetry.setup(settings.log.level)
+        tracing.setup("augury-gateway", settings.telemetry)
         uvloop.run(_serve(settings))
     except (ValueError, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)

@@ -22,17 +22,23 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    backend: Backend, model: ServedModel, door: Door | None = None, shared_salt: str | None = None
+    backend: Backend,
+    model: ServedModel,
+    door: Door | None = None,
+    shared_salt: str | None = None,
+    log_prompts: bool = False,
 ) -> FastAPI:
     """The gateway of one model. It may be made outside an event loop, unlike its backend.
 
-    Without a ``door`` of its caller's, everybody is let in. ``shared_salt``: see gateway.isolation.
+    Without a ``door`` of its caller's, everybody is let in. ``shared_salt``: see gateway.isolation; ``log_prompts``:
+    see Endpoints.
     """
     metrics, door = Metrics(model.name), door or Door()
     app = FastAPI(title="Augury", openapi_url=None)
     app.add_middleware(Envelope, metrics=metrics, door=door)
     failures.install(app)
-    endpoints, side = Endpoints(model, backend, metrics, shared_salt), _Side(model, backend, metrics, door)
+    endpoints = Endpoints(model, backend, metrics, shared_salt, log_prompts)
+    side = _Side(model, backend, metrics, door)
     posts = {
         "/v1/chat/completions": endpoints.chat,
         "/v1/completions": endpoints.completions,

@@ -29,8 +29,9 @@ def num_ready_workers(description: Description) -> int:
 
 def flaws(description: Description) -> list[str]:
     """What does not work as it should though requests are answered, in words for people."""
-    num_silent = len(description.workers) - num_ready_workers(description)
-    return [f"{num_silent} of {len(description.workers)} workers take no requests"] if num_silent else []
+    num_silent = sum(not (worker.ready or worker.draining) for worker in description.workers)
+    silent = f"{num_silent} of {len(description.workers)} workers take no requests"
+    return [silent, *description.flaws] if num_silent else [*description.flaws]
 
 
 def num_running(description: Description) -> int:

@@ -53,16 +53,29 @@ Reading = Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetric(Metric):
-    """Read from the scheduler for each worker. A histogram is read as counts by value."""
+    """Read from the scheduler for each worker. A histogram is read as counts by value, or where it cannot have a sum,
+    by the largest value counted.
+    """
 
     labels: tuple[str, ...] = ("worker",)
     read: Callable[[WorkerStatus], Reading]
+    has_sum: bool = True
 
 
 def kv_usage(worker: WorkerStatus) -> float:
     """Share of the blocks in use; all but the null block can be. A cached block that nobody refers to is free."""
     num_usable = worker.num_blocks - 1
     return (num_usable - worker.num_available) / num_usable if num_usable else 0.0
+
+
+def _gauge(name: str, meaning: str, read: Callable[[WorkerStatus], float], vllm: str | None = None) -> WorkerMetric:
+    return WorkerMetric(name=name, kind=Kind.GAUGE, meaning=meaning, vllm=vllm, read=lambda worker: {(): read(worker)})
+
+
+def _counter(name: str, meaning: str, read: Callable[[WorkerStatus], float], vllm: str | None = None) -> WorkerMetric:
+    return WorkerMetric(
+        name=name, kind=Kind.COUNTER, meaning=meaning, vllm=vllm, read=lambda worker: {(): read(worker)}
+    )
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -135,12 +148,33 @@ REQUEST_SECONDS = Metric(
     buckets=_SECONDS,
     vllm="vllm:e2e_request_latency_seconds",
 )
+QUEUE_SECONDS = Metric(
+    name="augury_request_queue_seconds",
+    kind=Kind.HISTOGRAM,
+    meaning="From submission of a choice until a worker first takes it up, as the scheduler says",
+    buckets=_SECONDS,
+    vllm="vllm:request_queue_time_seconds",
+)
+PREFILL_SECONDS = Metric(
+    name="augury_request_prefill_seconds",
+    kind=Kind.HISTOGRAM,
+    meaning="From when a worker first takes a choice up to its first token",
+    buckets=_SECONDS,
+    vllm="vllm:request_prefill_time_seconds",
+)
 DECODE_SECONDS = Metric(
     name="augury_request_decode_seconds",
     kind=Kind.HISTOGRAM,
     meaning="From the first to the last token of a choice",
     buckets=_SECONDS,
     vllm="vllm:request_decode_time_seconds",
+)
+INFERENCE_SECONDS = Metric(
+    name="augury_request_inference_seconds",
+    kind=Kind.HISTOGRAM,
+    meaning="From when a worker first takes a choice up to its last token",
+    buckets=_SECONDS,
+    vllm="vllm:request_inference_time_seconds",
 )
 REQUEST_PROMPT_TOKENS = Metric(
     name="augury_request_prompt_tokens",
@@ -183,7 +217,10 @@ GATEWAY = (
     INTER_TOKEN,
     TIME_PER_TOKEN,
     REQUEST_SECONDS,
+    QUEUE_SECONDS,
+    PREFILL_SECONDS,
     DECODE_SECONDS,
+    INFERENCE_SECONDS,
     REQUEST_PROMPT_TOKENS,
     REQUEST_GENERATION_TOKENS,
     REQUEST_MAX_TOKENS,
@@ -199,44 +236,40 @@ SCHEDULER = (
 )
 
 WORKER = (
-    WorkerMetric(
-        name="augury_worker_ready",
-        kind=Kind.GAUGE,
-        meaning="1 for a worker that takes requests",
-        read=lambda worker: {(): worker.ready},
+    _gauge("augury_worker_ready", "1 for a worker that takes requests", lambda worker: worker.ready),
+    _gauge(
+        "augury_worker_draining",
+        "1 for a worker that is leaving and gets no new requests",
+        lambda worker: worker.draining,
     ),
-    WorkerMetric(
-        name="augury_worker_running_requests",
-        kind=Kind.GAUGE,
-        meaning="Requests in the batch",
-        vllm="vllm:num_requests_running",
-        read=lambda worker: {(): worker.num_running},
+    _gauge(
+        "augury_worker_running_requests",
+        "Requests in the batch",
+        lambda worker: worker.num_running,
+        "vllm:num_requests_running",
     ),
-    WorkerMetric(
-        name="augury_worker_waiting_requests",
-        kind=Kind.GAUGE,
-        meaning="Requests that wait for this worker",
-        vllm="vllm:num_requests_waiting",
-        read=lambda worker: {(): worker.num_waiting},
+    _gauge(
+        "augury_worker_waiting_requests",
+        "Requests that wait for this worker",
+        lambda worker: worker.num_waiting,
+        "vllm:num_requests_waiting",
     ),
-    WorkerMetric(
-        name="augury_worker_kv_blocks",
-        kind=Kind.GAUGE,
-        meaning="KV blocks, the null block included",
-        read=lambda worker: {(): worker.num_blocks},
+    _gauge(
+        "augury_worker_queue_tokens",
+        "Known tokens that the requests of this worker have yet to compute",
+        lambda worker: worker.queue_tokens,
     ),
-    WorkerMetric(
-        name="augury_worker_kv_available_blocks",
-        kind=Kind.GAUGE,
-        meaning="KV blocks that are free, or cached and unused",
-        read=lambda worker: {(): worker.num_available},
+    _gauge("augury_worker_kv_blocks", "KV blocks, the null block included", lambda worker: worker.num_blocks),
+    _gauge(
+        "augury_worker_kv_available_blocks",
+        "KV blocks that are free, or cached and unused",
+        lambda worker: worker.num_available,
     ),
-    WorkerMetric(
-        name="augury_worker_kv_usage_ratio",
-        kind=Kind.GAUGE,
-        meaning="Share of the KV blocks in use, 0 to 1",
-        vllm="vllm:kv_cache_usage_perc",
-        read=lambda worker: {(): kv_usage(worker)},
+    _gauge(
+        "augury_worker_kv_usage_ratio",
+        "Share of the KV blocks in use, 0 to 1",
+        kv_usage,
+        "vllm:kv_cache_usage_perc",
     ),
     WorkerMetric(
         name="augury_worker_kv_info",
@@ -254,33 +287,29 @@ WORKER = (
         vllm="vllm:lora_requests_info",
         read=lambda worker: {("0", "", ""): 0},
     ),
-    WorkerMetric(
-        name="augury_worker_prompt_tokens",
-        kind=Kind.COUNTER,
-        meaning="Prompt tokens of admitted requests, the cached ones included; each choice is a request",
-        vllm="vllm:prompt_tokens",
-        read=lambda worker: {(): worker.prompt_tokens},
+    _counter(
+        "augury_worker_prompt_tokens",
+        "Prompt tokens of admitted requests, the cached ones included; each choice is a request",
+        lambda worker: worker.prompt_tokens,
+        "vllm:prompt_tokens",
     ),
-    WorkerMetric(
-        name="augury_worker_generation_tokens",
-        kind=Kind.COUNTER,
-        meaning="Tokens generated, those after a stop string included",
-        vllm="vllm:generation_tokens",
-        read=lambda worker: {(): worker.generation_tokens},
+    _counter(
+        "augury_worker_generation_tokens",
+        "Tokens generated, those after a stop string included",
+        lambda worker: worker.generation_tokens,
+        "vllm:generation_tokens",
     ),
-    WorkerMetric(
-        name="augury_worker_prefix_query_tokens",
-        kind=Kind.COUNTER,
-        meaning="Tokens looked up in the prefix cache",
-        vllm="vllm:prefix_cache_queries",
-        read=lambda worker: {(): worker.query_tokens},
+    _counter(
+        "augury_worker_prefix_query_tokens",
+        "Tokens looked up in the prefix cache",
+        lambda worker: worker.query_tokens,
+        "vllm:prefix_cache_queries",
     ),
-    WorkerMetric(
-        name="augury_worker_prefix_hit_tokens",
-        kind=Kind.COUNTER,
-        meaning="Tokens found in the prefix cache",
-        vllm="vllm:prefix_cache_hits",
-        read=lambda worker: {(): worker.hit_tokens},
+    _counter(
+        "augury_worker_prefix_hit_tokens",
+        "Tokens found in the prefix cache",
+        lambda worker: worker.hit_tokens,
+        "vllm:prefix_cache_hits",
     ),
     WorkerMetric(
         name="augury_prefix_cache_misses",
@@ -289,45 +318,43 @@ WORKER = (
         labels=("worker", "reason"),
         read=lambda worker: {(reason.value,): worker.misses.get(reason, 0) for reason in Miss},
     ),
-    WorkerMetric(
-        name="augury_worker_refused_hits",
-        kind=Kind.COUNTER,
-        meaning="Hits in the prefix cache that the worker did not recognise",
-        read=lambda worker: {(): worker.num_refused},
+    _counter(
+        "augury_worker_refused_hits",
+        "Hits in the prefix cache that the worker did not recognise",
+        lambda worker: worker.num_refused,
     ),
-    WorkerMetric(
-        name="augury_worker_preemptions",
-        kind=Kind.COUNTER,
-        meaning="Requests put back to make room for others",
-        vllm="vllm:num_preemptions",
-        read=lambda worker: {(): worker.num_preemptions},
+    _counter(
+        "augury_worker_preemptions",
+        "Requests put back to make room for others",
+        lambda worker: worker.num_preemptions,
+        "vllm:num_preemptions",
     ),
+    _counter("augury_worker_iterations", "Steps of the whole batch", lambda worker: worker.num_iterations),
     WorkerMetric(
-        name="augury_worker_iterations",
-        kind=Kind.COUNTER,
-        meaning="Steps of the whole batch",
-        read=lambda worker: {(): worker.num_iterations},
+        name="augury_worker_iteration_tokens",
+        kind=Kind.HISTOGRAM,
+        meaning="Tokens of a step of the whole batch, in powers of 2 and so without a sum",
+        vllm="vllm:iteration_tokens_total",
+        read=lambda worker: {(str(2**bits - 1),): count for bits, count in enumerate(worker.iteration_tokens)},
+        has_sum=False,
     ),
-    WorkerMetric(
-        name="augury_worker_drafts",
-        kind=Kind.COUNTER,
-        meaning="Steps of a request that verified drafts; draft tokens by this is the depth in use",
-        vllm="vllm:spec_decode_num_drafts",
-        read=lambda worker: {(): worker.num_drafts},
+    _counter(
+        "augury_worker_drafts",
+        "Steps of a request that verified drafts; draft tokens by this is the depth in use",
+        lambda worker: worker.num_drafts,
+        "vllm:spec_decode_num_drafts",
     ),
-    WorkerMetric(
-        name="augury_worker_draft_tokens",
-        kind=Kind.COUNTER,
-        meaning="Draft tokens verified",
-        vllm="vllm:spec_decode_num_draft_tokens",
-        read=lambda worker: {(): worker.draft_tokens},
+    _counter(
+        "augury_worker_draft_tokens",
+        "Draft tokens verified",
+        lambda worker: worker.draft_tokens,
+        "vllm:spec_decode_num_draft_tokens",
     ),
-    WorkerMetric(
-        name="augury_worker_accepted_tokens",
-        kind=Kind.COUNTER,
-        meaning="Draft tokens accepted: the leading run of each step, cut where the text ends",
-        vllm="vllm:spec_decode_num_accepted_tokens",
-        read=lambda worker: {(): sum(worker.accepted_at)},
+    _counter(
+        "augury_worker_accepted_tokens",
+        "Draft tokens accepted: the leading run of each step, cut where the text ends",
+        lambda worker: sum(worker.accepted_at),
+        "vllm:spec_decode_num_accepted_tokens",
     ),
     WorkerMetric(
         name="augury_worker_accepted_tokens_per_position",

@@ -8,6 +8,8 @@ request still open here fails with NoWorkerError.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextvars import Context
+from dataclasses import replace
 from itertools import count
 
 import grpc
@@ -67,7 +69,8 @@ class SchedulerClient:
         if self._closed:
             raise _shutting_down()
         if self._link is None or self._link.broken is not None:
-            self._link = _Link(self._stub.Generate())
+            # In a context of its own: the stream outlives the request that opens it, and logs for none.
+            self._link = Context().run(lambda: _Link(self._stub.Generate()))
         return self._link
 
 
@@ -175,11 +178,9 @@ class _Mailbox:
 
 
 def _merged(earlier: Delta, later: Delta) -> Delta:
-    return Delta(
-        ticket=later.ticket,
+    return replace(
+        later,
         tokens=earlier.tokens + later.tokens,
-        num_cached=later.num_cached,
         num_drafts=earlier.num_drafts + later.num_drafts,
         num_accepted=earlier.num_accepted + later.num_accepted,
-        ended=later.ended,
     )

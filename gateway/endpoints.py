@@ -1,6 +1,7 @@
 """The two endpoints that generate: /v1/chat/completions and /v1/completions."""
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,6 +25,7 @@ from gateway.generations import generations
 from gateway.isolation import cache_salt
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
+from gateway.passage import passage_of
 from gateway.prompts import Tokens, chat_prompt, completion_prompts
 from gateway.replies import ChatReply, CompletionReply, Piece, Reply
 from gateway.run import Job, Run
@@ -31,6 +33,7 @@ from gateway.schema import ChatRequest, CompletionRequest, StreamOptions, parse
 from gateway.sse import EventStream, event, unless_gone
 from gateway.window import WindowSource
 
+_log = logging.getLogger(__name__)
 _UNSAFE_IN_HEADER = re.compile(r"[^\w.,-]", re.ASCII)
 
 
@@ -59,13 +62,19 @@ _COMPLETIONS = _Endpoint(
 
 
 class Endpoints:
-    """Handlers of one model. ``shared_salt`` is the cache salt that is open to all clients."""
+    """Handlers of one model. ``shared_salt`` is the cache salt that is open to all clients.
 
-    def __init__(self, model: ServedModel, backend: Backend, metrics: Metrics, shared_salt: str | None) -> None:
+    The text of prompts is logged with ``log_prompts`` only.
+    """
+
+    def __init__(
+        self, model: ServedModel, backend: Backend, metrics: Metrics, shared_salt: str | None, log_prompts: bool
+    ) -> None:
         self._model = model
         self._backend = backend
         self._metrics = metrics
         self._shared_salt = shared_salt
+        self._log_prompts = log_prompts
         self._windows = WindowSource(backend)
 
     async def chat(self, request: Request) -> Response:
@@ -86,10 +95,20 @@ class Endpoints:
         salt = cache_salt(client, asked.cache_salt, self._shared_salt)
         timeout = timeout_s(request.headers.get(HEADER), asked.timeout)
         window = await self._windows.current()
-        made = generations(asked, prompts, self._model.eos_token_ids, window, reply_id, salt)
-        wanted = [replace(each, client=client, timeout_s=timeout) for each in made]
+        passage = passage_of(request)
+        made = generations(asked, prompts, self._model.eos_token_ids, window, passage.request_id, salt)
+        trace = passage.span.trace
+        wanted = [replace(each, client=client, timeout_s=timeout, trace=trace) for each in made]
+        if self._log_prompts:
+            _log.info("prompts", extra={"prompts": [self._model.decode(prompt) for prompt in prompts]})
         deadline = None if timeout is None else clock + timeout
-        job = Job(generations=wanted, choices_per_prompt=asked.n, stops=asked.stop, deadline=deadline)
+        job = Job(
+            generations=wanted,
+            choices_per_prompt=asked.n,
+            stops=asked.stop,
+            deadline=deadline,
+            report=passage.report,
+        )
         run = Run(job, self._model, self._backend, self._metrics, started)
         reply = endpoint.reply(reply_id, self._model.name)
         if asked.stream:

@@ -32,7 +32,10 @@ class Metrics:
         self.inter_token = self._histogram(catalogue.INTER_TOKEN)
         self.time_per_token = self._histogram(catalogue.TIME_PER_TOKEN)
         self.request_seconds = self._histogram(catalogue.REQUEST_SECONDS)
+        self.queue_seconds = self._histogram(catalogue.QUEUE_SECONDS)
+        self.prefill_seconds = self._histogram(catalogue.PREFILL_SECONDS)
         self.decode_seconds = self._histogram(catalogue.DECODE_SECONDS)
+        self.inference_seconds = self._histogram(catalogue.INFERENCE_SECONDS)
         self.request_prompt_tokens = self._histogram(catalogue.REQUEST_PROMPT_TOKENS)
         self.request_generation_tokens = self._histogram(catalogue.REQUEST_GENERATION_TOKENS)
         self.request_max_tokens = self._histogram(catalogue.REQUEST_MAX_TOKENS)
@@ -102,7 +105,9 @@ def _worker_histogram(metric: WorkerMetric, workers: Iterable[WorkerStatus]) -> 
         bounds = [*map(floatToGoString, counts), "+Inf"]
         totals = [*accumulate(counts.values()), sum(counts.values())]
         sum_value = sum(value * count for value, count in counts.items())
-        family.add_metric([worker.worker_id], list(zip(bounds, totals, strict=True)), sum_value)
+        family.add_metric(
+            [worker.worker_id], list(zip(bounds, totals, strict=True)), sum_value if metric.has_sum else None
+        )
     return family
 
 

@@ -1,18 +1,14 @@
-"""Around every request, in plain ASGI: its id, its count by route and status, and the end of its connection."""
-
-import re
-from uuid import uuid4
+"""Around every request, in plain ASGI: its id, its count by route and status, its span, and its connection's end."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.door import Door
 from gateway.metrics import Metrics
-
-_ACCEPTED_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+from gateway.passage import Passage
 
 
 class Envelope:
-    """Every response carries x-request-id: the client's own, if it is short printable ASCII, or else a new one.
+    """Every response carries x-request-id, and so does every line that is logged on the way (see gateway.passage).
 
     Once the door is closed, no connection outlives its response, so that clients turn to another gateway.
     """
@@ -26,19 +22,18 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = dict(scope["headers"]).get(b"x-request-id", b"")
-        request_id = sent if _ACCEPTED_ID.fullmatch(sent) else uuid4().hex.encode()
+        passage = Passage(scope)
 
         async def send_enveloped(message: Message) -> None:
             if message["type"] == "http.response.start":
+                passage.status = message["status"]
+                own = [(b"x-request-id", passage.request_id.encode())]
                 last = [(b"connection", b"close")] if self._door.closed else []
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id), *last]
-                self._metrics.http_requests.labels(_route(scope), message["status"]).inc()
+                message["headers"] = [*message["headers"], *own, *last]
+                self._metrics.http_requests.labels(passage.route, passage.status).inc()
             await send(message)
 
-        await self._app(scope, receive, send_enveloped)
-
-
-def _route(scope: Scope) -> str:
-    """The path as the application declares it: a bounded set, whatever clients ask for."""
-    return getattr(scope.get("route"), "path", "unknown")
+        try:
+            await self._app(scope, receive, send_enveloped)
+        finally:
+            passage.end()

@@ -1,7 +1,7 @@
 """The choices of one request while they are generated: deltas of tokens become pieces of text."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -22,13 +22,15 @@ from gateway.text import TextStream
 class Job:
     """What one HTTP request asks for: ``choices_per_prompt`` generations for each of its prompts, in order.
 
-    All of it before ``deadline`` on the event loop's clock, if there is one.
+    All of it before ``deadline`` on the event loop's clock, if there is one. ``report`` is told at the end what tokens
+    it took, and how each choice ended: see Meter.ended.
     """
 
     generations: Sequence[Generation]
     choices_per_prompt: int
     stops: Sequence[str]
     deadline: float | None = None
+    report: Callable[[Usage, Sequence[str]], None]
 
 
 class Run:
@@ -42,6 +44,7 @@ class Run:
         self._texts = [TextStream(model.token_bytes, each.stopping, job.stops) for each in job.generations]
         self._num_cached = [0] * len(self._texts)
         self._num_drafts = self._num_accepted = 0
+        self._outcomes = ["cancelled"] * len(self._texts)
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """Pieces of all choices as they come, those that wait in one list; each choice's last has a finish reason.
@@ -57,6 +60,7 @@ class Run:
             self._metrics.request_choices.observe(self._job.choices_per_prompt)
             self._metrics.request_seconds.observe(time.perf_counter() - self._started)
             self._metrics.count(self.usage())
+            self._job.report(self.usage(), self._outcomes)
 
     def usage(self) -> Usage:
         """Tokens so far. A prompt and its cached tokens count once, however many choices it has."""
@@ -70,7 +74,7 @@ class Run:
         )
 
     async def _choice(self, index: int) -> AsyncGenerator[Piece, None]:
-        outcome, generation = "cancelled", self._job.generations[index]
+        generation = self._job.generations[index]
         meter = Meter(self._metrics, generation, self._started)
         source = self._backend.generate(generation)
         if self._job.deadline is not None:
@@ -80,15 +84,15 @@ class Run:
                 async for delta in deltas:
                     meter.came(delta)
                     piece = self._piece(index, delta)
-                    outcome = piece.finish_reason or outcome
+                    self._outcomes[index] = piece.finish_reason or self._outcomes[index]
                     yield piece
                     if piece.finish_reason is not None:
                         return
         except AuguryError as error:
-            outcome = error.code
+            self._outcomes[index] = error.code
             raise
         finally:
-            meter.ended(outcome, self._texts[index].num_tokens)
+            meter.ended(self._outcomes[index], self._texts[index].num_tokens)
 
     def _piece(self, index: int, delta: Delta) -> Piece:
         text = self._texts[index]

@@ -38,7 +38,7 @@ async def serve(
     backend = Continuing([SchedulerClient(channel) for channel in schedulers], settings.scheduler.wait_seconds)
     server = _Server(
         uvicorn.Config(
-            create_app(backend, model, door, settings.gateway.shared_cache_salt),
+            create_app(backend, model, door, settings.gateway.shared_cache_salt, settings.log.prompts),
             http="httptools",
             ws="none",
             lifespan="off",

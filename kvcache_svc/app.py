@@ -19,6 +19,10 @@ class KvCacheApp:
     def address(self) -> str:
         return self.listener.address
 
+    async def drain(self) -> None:
+        """Schedulers wait for its successor, which takes their leases over."""
+        await self.listener.set_ready(False)
+
     async def stop(self, grace_s: float) -> None:
         await self.listener.stop(grace_s)
         await self.registry.close()

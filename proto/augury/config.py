@@ -15,6 +15,7 @@ from msgspec import Meta
 ENV_PREFIX = "AUGURY_"
 
 Depth = Annotated[str, Meta(pattern="^(auto|[0-9]{1,3})$")]
+HttpUrl = Annotated[str, Meta(pattern="^https?://.")]
 AtLeast1 = Annotated[int, Meta(ge=1)]
 AtLeast2 = Annotated[int, Meta(ge=2)]
 
@@ -107,6 +108,16 @@ class ServiceSettings(_Section, frozen=True):
 
 class LogSettings(_Section, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least level that is logged")] = "info"
+    prompts: Annotated[bool, doc("Whether the gateway logs the text of prompts")] = False
+
+
+class TelemetrySettings(_Section, frozen=True):
+    otlp_endpoint: Annotated[
+        HttpUrl | None, doc("Where traces go by OTLP over gRPC, as http://collector:4317; unset: there are none")
+    ] = None
+    sample_ratio: Annotated[
+        float, doc("Share of traces to record, where the client's traceparent does not decide", ge=0, le=1)
+    ] = 1.0
 
 
 class Settings(_Section, frozen=True):
@@ -120,6 +131,7 @@ class Settings(_Section, frozen=True):
     registry: RegistrySettings = RegistrySettings()
     service: ServiceSettings = ServiceSettings()
     log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
 
 class Entry(NamedTuple):

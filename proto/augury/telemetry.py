@@ -1,9 +1,13 @@
-"""Logs: one JSON object a line on stderr. They carry ids, counts and times; never prompts or text."""
+"""Logs: one JSON object a line on stderr, with ids, counts and times; prompts only where log.prompts is set."""
 
 import logging
 import sys
+from contextvars import ContextVar
 
 import msgspec
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The request that the running task works for: every line it logs carries it."""
 
 _CHATTY = ("uvicorn", "httpx")
 """Libraries whose every request and start is an event to them."""
@@ -27,6 +31,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
+            **({"request_id": working_for} if (working_for := request_id.get()) else {}),
             **{name: value for name, value in vars(record).items() if name not in _STANDARD},
         }
         if record.exc_info:

@@ -39,6 +39,7 @@ DEFAULT_STOP_S = 10
 
 MODULES = {"kvcache": "kvcache_svc", "scheduler": "scheduler_svc", "worker": "worker_svc", "gateway": "gateway"}
 GRPC = ["kvcache", "scheduler", "worker"]
+PUBLISHED = {"gateway": "127.0.0.1:${AUGURY_PORT:-8000}:8000", "grafana": "127.0.0.1:${AUGURY_GRAFANA_PORT:-3000}:3000"}
 
 
 @cache
@@ -97,10 +98,12 @@ def test_the_registry_is_the_redis_of_the_stack() -> None:
     assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
 
 
-async def test_the_probe_tells_a_grpc_server_from_a_silent_port() -> None:
+async def test_the_probe_tells_whether_a_service_takes_new_work() -> None:
     listener = await rpc.listen("127.0.0.1:0")
     served = listener.address.rpartition(":")[2]
     assert await _probe(served) == 0
+    await listener.set_ready(False)
+    assert await _probe(served) != 0
     await listener.stop(0)
     assert await _probe(served) != 0
 
@@ -122,10 +125,39 @@ def test_the_gateways_health_check_asks_a_route_at_its_port(tmp_path: Path) -> N
     assert urlsplit(url).port == settings("gateway").gateway.port
 
 
-def test_only_the_gateway_is_published_and_only_to_this_machine() -> None:
-    assert [name for name, service in SERVICES.items() if "ports" in service] == ["gateway"]
-    (port,) = SERVICES["gateway"]["ports"]
-    assert port == f"127.0.0.1:${{AUGURY_PORT:-8000}}:{settings('gateway').gateway.port}"
+def test_only_http_is_published_and_only_to_this_machine() -> None:
+    assert {name: service["ports"] for name, service in SERVICES.items() if "ports" in service} == {
+        name: [port] for name, port in PUBLISHED.items()
+    }
+    assert PUBLISHED["gateway"].endswith(f":{settings('gateway').gateway.port}")
+
+
+def test_monitoring_runs_only_where_it_is_asked_for() -> None:
+    asked = {name for name, service in SERVICES.items() if service.get("profiles") == ["monitoring"]}
+    assert asked == {"prometheus", "grafana"}
+    assert not any("profiles" in SERVICES[name] for name in SERVICES.keys() - asked)
+
+
+def test_prometheus_asks_the_gateway_where_its_metrics_are() -> None:
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"gateway:{settings('gateway').gateway.port}"]}]
+
+
+def test_grafana_finds_its_source_and_the_dashboard() -> None:
+    (source,) = yaml.safe_load((ROOT / "deploy/grafana/datasources.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((ROOT / "deploy/grafana/dashboards.yml").read_text())["providers"]
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert str(Path(home).parent) == provider["options"]["path"]
+    assert f"./deploy/k8s/components/monitoring/dashboard.json:{home}:ro" in SERVICES["grafana"]["volumes"]
+
+
+def test_files_that_are_mounted_exist_and_named_volumes_are_declared() -> None:
+    mounts = [mount.split(":") for service in SERVICES.values() for mount in service.get("volumes", [])]
+    files = [mount for mount in mounts if mount[0].startswith("./")]
+    assert len(files) == 4
+    assert all((ROOT / mount[0]).is_file() and mount[2] == "ro" for mount in files)
+    assert {mount[0] for mount in mounts if mount not in files} == COMPOSE["volumes"].keys()
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -145,15 +177,15 @@ def test_base_images_are_pinned_to_a_release() -> None:
     images = [service["image"] for service in SERVICES.values() if "image" in service and service["image"] not in built]
     bases = [arguments for key, arguments in dockerfile() if key == "FROM"]
     assert images and bases
-    assert [image for image in images + bases if not re.search(r":\d+\.\d+\.\d+-", image)] == []
+    assert [image for image in images + bases if not re.search(r":v?\d+\.\d+\.\d+(-|$)", image)] == []
 
 
 def test_the_model_volume_lies_over_the_cache_and_only_prepare_writes_it() -> None:
     (cache,) = (arguments.partition("=")[2] for key, arguments in dockerfile() if arguments.startswith("AUGURY_CACHE="))
-    mounts = {name: service["volumes"] for name, service in SERVICES.items() if "volumes" in service}
+    mounts = {name: [v for v in service.get("volumes", []) if "models" in v] for name, service in SERVICES.items()}
     read_only = [f"models:{cache}:ro"]
-    assert mounts == {"prepare": [f"models:{cache}"], "worker": read_only, "gateway": read_only}
-    assert "models" in COMPOSE["volumes"]
+    expected = {"prepare": [f"models:{cache}"], "worker": read_only, "gateway": read_only}
+    assert {name: found for name, found in mounts.items() if found} == expected
 
 
 def test_the_model_is_prepared_before_it_is_read_and_is_the_one_served() -> None:
@@ -172,8 +204,9 @@ def test_the_weights_are_those_that_prepare_reads() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_an_image_has_what_its_service_imports_and_torch_only_the_workers(name: str) -> None:
     project = PYPROJECT["project"]
-    extra = build_args(name).get("EXTRA")
-    wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
+    extras = build_args(name)["EXTRA"].split(",")
+    wanted = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
+    assert "telemetry" in extras
     installed = with_requirements(wanted)
     imported = [owners for package in (MODULES[name], "proto/augury") for owners in distributions(ROOT / package)]
     assert imported and [owners for owners in imported if not owners & installed] == []
@@ -223,6 +256,13 @@ def test_the_build_context_holds_what_the_wheel_is_made_of() -> None:
     assert {line.removeprefix("!") for line in lines if line.startswith("!")} == needed
 
 
-def test_services_get_the_time_they_take_to_stop() -> None:
-    assert process.STOP_GRACE_S < DEFAULT_STOP_S
-    assert int(SERVICES["gateway"]["stop_grace_period"].removesuffix("s")) > server._GRACE_S
+@pytest.mark.parametrize("name", MODULES)
+def test_services_get_the_time_they_take_to_stop(name: str) -> None:
+    read, granted = settings(name), SERVICES[name].get("stop_grace_period", f"{DEFAULT_STOP_S}s")
+    needed = {
+        "gateway": read.gateway.drain_seconds + server._GRACE_S,
+        "kvcache": process.STOP_GRACE_S,
+        "scheduler": read.service.drain_seconds + process.STOP_GRACE_S,
+        "worker": read.service.drain_seconds + process.STOP_GRACE_S,
+    }[name]
+    assert needed <= int(granted.removesuffix("s")) <= needed + 5

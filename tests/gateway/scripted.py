@@ -24,6 +24,7 @@ class Script:
     pause_s: float = 0.0
     num_cached: int = 0
     num_drafts: int = 0
+    waited_ms: int = 0
     error: AuguryError | None = None
 
 
@@ -31,7 +32,8 @@ def worker_status(worker_id: str, **changes: Any) -> WorkerStatus:
     """A ready worker that has done nothing yet, but for ``changes``."""
     values: dict[str, Any] = dict.fromkeys(WorkerStatus.__slots__, 0)
     values |= {"worker_id": worker_id, "ready": True, "num_blocks": 9, "num_available": 8, "block_size": 16}
-    return WorkerStatus(**values | {"accepted_at": (), "accepted_lengths": (), "misses": {}} | changes)
+    values |= {"accepted_at": (), "accepted_lengths": (), "misses": {}, "draining": False, "iteration_tokens": ()}
+    return WorkerStatus(**values | changes)
 
 
 @dataclass
@@ -41,12 +43,12 @@ class ScriptedBackend:
     num_silent: int = 0
     reachable: bool = True
     seen: list[Generation] = field(default_factory=list)
-    open: set[str] = field(default_factory=set)
+    open: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         self.seen.append(generation)
-        self.open.add(generation.request_id)
+        self.open.append(generation.request_id)
         ended = None
         try:
             for delta in self._deltas(generation):
@@ -97,6 +99,7 @@ class ScriptedBackend:
                 ticket=1,
                 tokens=group,
                 num_cached=cached,
+                waited_ms=script.waited_ms,
                 num_drafts=script.num_drafts,
                 num_accepted=min(script.num_drafts, len(group) - 1),
             )

@@ -75,11 +75,11 @@ async def test_what_waits_for_a_slow_reader_comes_as_one_delta(pair: Pair) -> No
         other = asyncio.create_task(collect(client, "other"))
         await scheduler.until(lambda: len(scheduler.submitted) == 2)
         scheduler.say(Delta(ticket=ticket, tokens=(2, 3), num_cached=7, num_drafts=2, num_accepted=1))
-        scheduler.say(Delta(ticket=ticket, tokens=(4,), num_cached=5, num_drafts=3, ended=STOP))
+        scheduler.say(Delta(ticket=ticket, tokens=(4,), num_cached=5, num_drafts=3, waited_ms=8, ended=STOP))
         scheduler.say(Delta(ticket=scheduler.ticket("other"), ended=STOP))
         await other
         assert await anext(deltas) == Delta(
-            ticket=ticket, tokens=(2, 3, 4), num_cached=5, num_drafts=5, num_accepted=1, ended=STOP
+            ticket=ticket, tokens=(2, 3, 4), num_cached=5, num_drafts=5, num_accepted=1, waited_ms=8, ended=STOP
         )
 
 

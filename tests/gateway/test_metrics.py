@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from augury.types import Description, Miss, WorkerStatus
 from gateway import catalogue
+from gateway.backend import flaws
 from gateway.catalogue import Kind
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
@@ -35,6 +37,8 @@ special = {
     "accepted_at": st.lists(counts, max_size=4).map(tuple),
     "accepted_lengths": st.lists(counts, max_size=5).map(tuple),
     "misses": st.dictionaries(st.sampled_from(Miss), counts),
+    "draining": st.booleans(),
+    "iteration_tokens": st.lists(counts, max_size=5).map(tuple),
 }
 statuses = st.builds(WorkerStatus, **(dict.fromkeys(WorkerStatus.__slots__, counts) | special))
 
@@ -59,7 +63,8 @@ def test_the_page_holds_the_catalogue_and_nothing_else() -> None:
     metrics = Metrics("tiny")
     metrics.http_requests.labels("/", 200).inc()
     metrics.generations.labels("stop").inc()
-    page = metrics.render(described(worker_status("w", accepted_at=(1,), accepted_lengths=(0, 1)))).decode()
+    busy = worker_status("w", accepted_at=(1,), accepted_lengths=(0, 1), iteration_tokens=(0, 1))
+    page = metrics.render(described(busy)).decode()
     wanted = {(metric.name, metric.kind.value, metric.meaning) for metric in catalogue.METRICS}
     wanted |= {(metric.vllm, metric.kind.value, metric.meaning) for metric in catalogue.METRICS if metric.vllm}
     families = [each for each in text_string_to_metric_families(page) if not each.name.endswith("_created")]
@@ -93,6 +98,17 @@ def test_accepted_lengths_are_a_histogram(worker: WorkerStatus) -> None:
         assert value(found, f"{name}_bucket", le=f"{bound}.0", **label) == sum(lengths[: bound + 1])
     assert value(found, f"{name}_bucket", le="+Inf", **label) == sum(lengths) == value(found, f"{name}_count", **label)
     assert value(found, f"{name}_sum", **label) == sum(length * count for length, count in enumerate(lengths))
+
+
+@given(statuses)
+def test_iteration_tokens_are_counted_up_to_each_power_of_two(worker: WorkerStatus) -> None:
+    found = samples(Metrics("tiny").render(described(worker)).decode())
+    label, counted = {"engine": worker.worker_id, "model_name": "tiny"}, worker.iteration_tokens
+    for bits in range(len(counted)):
+        most = 2**bits - 1
+        below = value(found, "vllm:iteration_tokens_total_bucket", le=f"{most}.0", **label)
+        assert below == sum(counted[: bits + 1])
+    assert value(found, "vllm:iteration_tokens_total_bucket", le="+Inf", **label) == sum(counted)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +159,30 @@ def test_each_choice_has_its_times(client: openai.OpenAI, port: int, backend: Sc
     assert value(found, "augury_time_per_output_token_seconds_count") == 2
     per_token = value(found, "augury_time_per_output_token_seconds_sum")
     assert per_token == pytest.approx(value(found, "augury_inter_token_seconds_sum") / 4)
+
+
+def test_the_time_until_admission_is_told_from_the_time_after_it(
+    client: openai.OpenAI, port: int, backend: ScriptedBackend
+) -> None:
+    backend.script = lambda _: Script(tokens=[65], pause_s=0.05, waited_ms=30)
+    client.completions.create(model="tiny", prompt="a", max_tokens=3)
+    found = samples(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+    names = ("queue", "prefill", "decode", "inference")
+    queue, prefill, decode, inference = (
+        value(found, f"vllm:request_{name}_time_seconds_sum", model_name="tiny") for name in names
+    )
+    assert queue == pytest.approx(0.03)
+    assert prefill >= 0.05 - 0.03 - 0.001
+    assert inference == pytest.approx(prefill + decode)
+
+
+def test_what_a_scheduler_says_is_amiss_is_told_and_a_worker_that_leaves_is_not() -> None:
+    leaving = worker_status("w1", ready=False, draining=True)
+    description = described(worker_status("w0"), leaving)
+    assert flaws(description) == []
+    assert flaws(replace(description, flaws=("the registry is lost",))) == ["the registry is lost"]
+    silent = described(worker_status("w0"), leaving, worker_status("w2", ready=False))
+    assert flaws(silent) == ["1 of 3 workers take no requests"]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from augury.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from augury.errors import ContextLengthError, DeadlineError, InvalidRequestError, OverloadedError
 from augury.types import EndReason, Generation
 from scheduler_svc.core.cluster import Cluster
 from tests.scheduler.harness import Harness, Story, continuation, generation, lane_config
@@ -205,4 +205,57 @@ def test_a_request_that_fits_no_lane_is_refused_and_leaves_nothing_behind() -> N
     house.join("a", max_model_len=8)
     with pytest.raises(ContextLengthError):
         house.submit(generation(range(20)))
+    assert house.cluster.num_requests == 0
+
+
+def test_a_lane_that_drains_gets_no_requests_and_may_leave_once_another_can_go_on_with_those_it_has() -> None:
+    house = House()
+    first = house.join("a")
+    handles = [house.submit(generation([n, n], max_tokens=9)) for n in range(2)]
+    first.iterate()
+    house.cluster.drain("a")
+    assert not house.cluster.may_leave("a")
+    handles.append(house.submit(generation([7], max_tokens=9)))
+    assert list(house.cluster.parked) == handles[2:]
+    house.join("b")
+    assert house.cluster.may_leave("a") and not house.cluster.may_leave("b")
+    assert house.loads() == {"a": 2, "b": 1}
+    house.leave("a")
+    assert house.loads() == {"b": 3}
+    house.run()
+    for handle in handles:
+        house.assert_told(handle)
+
+
+def test_the_last_lane_that_drains_may_leave_once_its_requests_have_ended() -> None:
+    house = House()
+    house.join("a")
+    handle = house.submit(generation([1, 2], max_tokens=3))
+    house.cluster.drain("a")
+    assert not house.cluster.may_leave("a")
+    house.run()
+    house.assert_told(handle)
+    assert house.cluster.may_leave("a")
+
+
+def test_a_lane_that_drained_and_joins_again_gets_requests() -> None:
+    house = House()
+    house.join("a")
+    house.cluster.drain("a")
+    house.leave("a")
+    house.join("a")
+    house.submit(generation([1]))
+    assert house.loads() == {"a": 1}
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_request_can_be_failed_wherever_it_is_and_only_once(parked: bool) -> None:
+    house = House()
+    if not parked:
+        house.join("a")
+    handle = house.submit(generation([1]))
+    (delta,) = house.cluster.fail(handle, DeadlineError("too late"))
+    assert delta.ended is not None
+    assert (delta.ticket, delta.ended.error_code) == (handle, "deadline_exceeded")
+    assert house.cluster.fail(handle, DeadlineError("too late")) == []
     assert house.cluster.num_requests == 0

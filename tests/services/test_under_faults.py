@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,7 @@ import pytest
 from augury import rpc
 from augury.errors import FencedError
 from augury.exchange import Direction, Fault
-from augury.geometry import KvGroup
-from augury.types import Generation, NewRequest, Outcome, SamplingParams, Step, StopParams, WorkerInfo
+from augury.types import EndReason, Generation, NewRequest, Outcome, SamplingParams, Step, StopParams, WorkerInfo
 from augury.v1.kvcache_pb2_grpc import add_KVCacheServicer_to_server
 from augury.v1.scheduler_pb2_grpc import add_SchedulerServicer_to_server, add_WorkersServicer_to_server
 from augury.v1.worker_pb2_grpc import add_WorkerServicer_to_server
@@ -25,77 +24,45 @@ from kvcache_svc.service import KVCacheService
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.service import SchedulerService
 from tests.rpc import virtual_time
+from tests.sim.model import VOCAB_SIZE, Model
+from tests.sim.oracle import Text, right_text
+from tests.sim.shape import Memory, Shape, draw_serial_shape, draw_shape
+from tests.sim.worker import Worker
 from worker_svc.registration import keep_registered
 from worker_svc.service import WorkerService
 
-GROUPS = [
-    (KvGroup(block_size=4),),
-    (KvGroup(block_size=4), KvGroup(block_size=2, window=7)),
-]
-VOCAB_SIZE = 1000
+MAX_LEN = 48
 
 
-def next_token(tokens: Sequence[int]) -> int:
-    return hash(tuple(tokens)) % VOCAB_SIZE
+class Reader:
+    """Knows what a request must emit from what its worker is told (Authors); all requests here share one salt."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def salt(self, handle: int) -> bytes:
+        return b""
+
+    def right(self, new: NewRequest) -> Text:
+        prompt = new.tokens[: new.num_prompt]
+        generation = Generation(request_id="", prompt=prompt, sampling=new.sampling, stopping=new.stopping)
+        return right_text(generation, self._model)
 
 
-class TokenEngine:
-    """Keeps the worker's side of the contract about epochs, sequences, tokens and tags; has no KV."""
+class Engine:
+    """The simulator's worker, whose KV shows every wrong slot; ``admitted`` are the tokens of all fresh requests."""
 
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[list[int], int]] = {}
-        self._tags: dict[int, bytes] = {}
-        self._last: Outcome | None = None
-
-    def tags(self) -> list[tuple[int, bytes]]:
-        return list(self._tags.items())
+    def __init__(self, shape: Shape, memory: Memory, rng: random.Random) -> None:
+        self.admitted: list[tuple[int, ...]] = []
+        self._worker = Worker(shape, memory, rng, Reader(shape.model))
 
     def execute(self, step: Step) -> Outcome:
-        last = self._last
-        if last is not None and (step.epoch, step.seq) == (last.epoch, last.seq):
-            return last
-        if last is not None and (step.epoch < last.epoch or (step.epoch == last.epoch and step.seq != last.seq + 1)):
-            raise FencedError("out of order")
-        if last is None or step.epoch > last.epoch:
-            self._held = {}
-        for handle in step.released:
-            self._held.pop(handle, None)
-        self._tags.update(step.sealed)
-        refused = tuple(new.handle for new in step.fresh if not self._hold(new))
-        for row in step.rows:
-            self._claim(row.new_blocks)
-        emitted = tuple(() if row.handle in refused else self._run(row.handle, row.num_new) for row in step.rows)
-        num_final = tuple(self._held[row.handle][1] if row.handle in self._held else 0 for row in step.rows)
-        self._last = Outcome(
-            epoch=step.epoch,
-            seq=step.seq,
-            emitted=emitted,
-            num_drafts=(0,) * len(emitted),
-            num_final=num_final,
-            refused=refused,
-        )
-        return self._last
+        outcome = self._worker.execute(step)
+        self.admitted += [new.tokens for new in step.fresh]
+        return outcome
 
-    def _hold(self, new: NewRequest) -> bool:
-        if any(self._tags.get(block) != key for block, key in new.hits):
-            return False
-        self._claim(new.blocks, kept={block for block, _ in new.hits})
-        self._held[new.handle] = list(new.tokens), new.num_computed
-        return True
-
-    def _claim(self, tables: Sequence[Sequence[int]], kept: Collection[int] = ()) -> None:
-        """The blocks have a new writer."""
-        for block in {block for table in tables for block in table} - set(kept):
-            self._tags.pop(block, None)
-
-    def _run(self, handle: int, num_new: int) -> tuple[int, ...]:
-        tokens, num_computed = self._held[handle]
-        self._held[handle] = tokens, num_computed + num_new
-        assert num_computed + num_new <= len(tokens), "asked to compute tokens that nobody knows"
-        if num_computed + num_new < len(tokens):
-            return ()
-        tokens.append(next_token(tokens))
-        return (tokens[-1],)
+    def tags(self) -> list[tuple[int, bytes]]:
+        return list(self._worker.tags.items())
 
 
 class Inline(Executor):
@@ -110,13 +77,13 @@ class Inline(Executor):
         return future
 
 
-def weather(rng: random.Random, until: float) -> Fault:
-    """Messages are late, and now and then the call breaks; fine from ``until`` on."""
+def weather(rng: random.Random, until: float, breaks: float) -> Fault:
+    """Messages are late, and with probability ``breaks`` the call breaks; fine from ``until`` on."""
 
     async def fault(method: str, direction: Direction, message: bytes) -> Sequence[bytes]:
         if asyncio.get_running_loop().time() < until:
             await asyncio.sleep(rng.expovariate(200))
-            if rng.random() < 0.03:
+            if rng.random() < breaks:
                 raise ConnectionError
         return (message,)
 
@@ -128,8 +95,8 @@ class System:
     """A KV service, a scheduler and workers, each of which can be stopped and started."""
 
     fault: Fault
-    groups: tuple[KvGroup, ...]
-    stack: AsyncExitStack
+    shape: Shape
+    engines: list[Engine] = field(default_factory=list)
     listeners: dict[str, rpc.Listener] = field(default_factory=dict)
     registrations: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -139,7 +106,7 @@ class System:
 
     async def start_scheduler(self) -> None:
         kvcache = rpc.connect("local:kvcache", self.fault)
-        service = SchedulerService(lane_config, kvcache, lambda target: rpc.connect(target, self.fault))
+        service = SchedulerService(self._lane_config, kvcache, lambda target: rpc.connect(target, self.fault))
         self.listeners["scheduler"] = await rpc.listen(
             "local:scheduler",
             partial(add_SchedulerServicer_to_server, service),
@@ -147,13 +114,12 @@ class System:
         )
 
     async def start_worker(self, name: str, life: int) -> None:
-        register = partial(add_WorkerServicer_to_server, WorkerService(TokenEngine(), Inline()))
+        self.engines.append(Engine(self.shape, self._memory, random.Random(life)))
+        register = partial(add_WorkerServicer_to_server, WorkerService(self.engines[-1], Inline()))
         self.listeners[name] = await rpc.listen(f"local:{name}", register)
-        info = replace(
-            WORKER, groups=self.groups, worker_id=name, address=f"local:{name}", incarnation=f"{name}.{life}"
-        )
         channel = rpc.connect("local:scheduler")
-        self.registrations[name] = asyncio.create_task(keep_registered(info, channel, asyncio.Event()))
+        keep = keep_registered(self._worker_info(name, life), channel, asyncio.Event())
+        self.registrations[name] = asyncio.create_task(keep)
 
     async def stop(self, name: str) -> None:
         if registration := self.registrations.pop(name, None):
@@ -161,40 +127,45 @@ class System:
             await asyncio.wait([registration])
         await self.listeners.pop(name).stop(0)
 
+    @property
+    def _memory(self) -> Memory:
+        return self.shape.memories[0]
 
-WORKER = WorkerInfo(
-    worker_id="",
-    incarnation="",
-    address="",
-    model="hash",
-    fingerprint="hash",
-    num_blocks=30,
-    groups=(),
-    max_model_len=100,
-    vocab_size=VOCAB_SIZE,
-)
+    def _lane_config(self, info: WorkerInfo) -> LaneConfig:
+        return self.shape.lane_config(self._memory, info.worker_id)
 
-
-def lane_config(info: WorkerInfo) -> LaneConfig:
-    return LaneConfig(
-        pool=info.worker_id,
-        fingerprint=info.fingerprint,
-        num_blocks=info.num_blocks,
-        groups=info.groups,
-        max_model_len=info.max_model_len,
-        max_batched_tokens=16,
-        max_running=4,
-    )
+    def _worker_info(self, name: str, life: int) -> WorkerInfo:
+        return WorkerInfo(
+            worker_id=name,
+            incarnation=f"{name}.{life}",
+            address=f"local:{name}",
+            model="hashes",
+            fingerprint="hashes",
+            num_blocks=self._memory.num_blocks,
+            groups=self._memory.groups,
+            max_model_len=self.shape.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            num_prefill_lookahead=self.shape.speculation.num_modules,
+            max_drafts=self.shape.speculation.max_drafts,
+        )
 
 
-def wish(rng: random.Random, number: int) -> Generation:
-    shared = list(range(rng.randrange(0, 20)))
-    return Generation(
-        request_id=str(number),
-        prompt=(*shared, *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12)))),
-        sampling=SamplingParams(),
-        stopping=StopParams(max_tokens=rng.randrange(1, 40)),
-    )
+def wishes(rng: random.Random, model: Model, count: int) -> dict[str, tuple[Generation, Text]]:
+    """Requests whose prompts begin alike, with what they must emit."""
+    written: dict[str, tuple[Generation, Text]] = {}
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(20)]
+    while len(written) < count:
+        own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 8))]
+        generation = Generation(
+            request_id=str(len(written)),
+            prompt=(*shared[: rng.randrange(21)], *own),
+            sampling=SamplingParams(seed=rng.randrange(2)),
+            stopping=StopParams(max_tokens=rng.randrange(1, 20)),
+        )
+        text = right_text(generation, model)
+        if text.reason is not EndReason.FAILED:
+            written[generation.request_id] = generation, text
+    return written
 
 
 async def read(client: SchedulerClient, generation: Generation, delay: float) -> list[int]:
@@ -214,35 +185,60 @@ async def disturb(system: System, rng: random.Random, until: float) -> None:
         await (system.start_kvcache() if name == "kvcache" else system.start_worker(name, life))
 
 
+@asynccontextmanager
+async def serving(shape: Shape, fault: Fault) -> AsyncIterator[tuple[System, SchedulerClient]]:
+    """All services with two workers, stopped in the end."""
+    system = System(fault=fault, shape=shape)
+    await system.start_kvcache()
+    await system.start_scheduler()
+    for name in ("worker-0", "worker-1"):
+        await system.start_worker(name, life=0)
+    client = SchedulerClient(rpc.connect("local:scheduler"))
+    yield system, client
+    await client.close()
+    for name in list(system.listeners):
+        await system.stop(name)
+
+
 async def play(seed: int) -> None:
     rng = random.Random(seed)
     until = rng.uniform(0, 4)
-    async with AsyncExitStack() as stack:
-        system = System(fault=weather(random.Random(seed + 1), until), groups=GROUPS[seed % len(GROUPS)], stack=stack)
-        await system.start_kvcache()
-        await system.start_scheduler()
-        for name in ("worker-0", "worker-1"):
-            await system.start_worker(name, life=0)
-        client = SchedulerClient(rpc.connect("local:scheduler"))
-        wishes = [wish(rng, number) for number in range(12)]
+    shape = draw_shape(rng, MAX_LEN)
+    asked = wishes(rng, shape.model, 12)
+    async with serving(shape, weather(random.Random(seed + 1), until, breaks=0.03)) as (system, client):
         disturbing = asyncio.create_task(disturb(system, rng, until))
-        texts = await asyncio.gather(*(read(client, each, rng.uniform(0, 3)) for each in wishes))
+        reads = [read(client, generation, rng.uniform(0, 3)) for generation, _ in asked.values()]
+        texts = await asyncio.gather(*reads)
         await disturbing
-        for text, each in zip(texts, wishes, strict=True):
-            assert text == right_text(each), f"request {each.request_id}"
-        await client.close()
-        for name in list(system.listeners):
-            await system.stop(name)
+    for got, (generation, right) in zip(texts, asked.values(), strict=True):
+        assert tuple(got) == right.tokens, f"request {generation.request_id}"
 
 
-def right_text(generation: Generation) -> list[int]:
-    tokens = list(generation.prompt)
-    for _ in range(generation.stopping.max_tokens):
-        tokens.append(next_token(tokens))
-    return tokens[len(generation.prompt) :]
+async def restart_kvcache(seed: int) -> None:
+    """With room for all, so that nothing but the restarts could make a request start over."""
+    rng = random.Random(seed)
+    shape = draw_serial_shape(rng, MAX_LEN, 12)
+    asked = wishes(rng, shape.model, 12)
+    async with serving(shape, weather(random.Random(seed + 1), until=60.0, breaks=0.0)) as (system, client):
+        reads = [asyncio.create_task(read(client, generation, 0.0)) for generation, _ in asked.values()]
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            await system.stop("kvcache")
+            await asyncio.sleep(rng.uniform(0.0, 0.1))
+            await system.start_kvcache()
+        await asyncio.gather(*reads)
+    admitted = [tokens for engine in system.engines for tokens in engine.admitted]
+    assert sorted(admitted) == sorted(generation.prompt for generation, _ in asked.values())
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_no_text_changes_and_no_request_fails(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     virtual_time.run(play(seed))
     assert "a handler failed" not in caplog.messages
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kvcache_restarts_and_every_request_keeps_what_it_computed(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    virtual_time.run(restart_kvcache(seed))
+    assert "pool renewed" in caplog.messages
+    assert not {"fenced", "a handler failed"} & {*caplog.messages}

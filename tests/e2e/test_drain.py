@@ -1,0 +1,67 @@
+"""Services that are told to end, hang or fall silent under load: no request fails and no text changes."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stacks import Processes
+from tests.e2e.test_processes import client_of, complete, wait_for_workers
+from tests.redis_server import RedisServer
+
+NUM_STREAMS = 6
+NUM_TOKENS = 450
+
+
+@pytest.fixture
+def tiny(tiny_model: Path) -> Iterator[Processes]:
+    """The random model on two workers."""
+    with RedisServer() as redis, Processes(tiny_model, redis.url, None, "float32") as system:
+        wait_for_workers(system, 2)
+        yield system
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        yield pool
+
+
+def alone(system: Processes) -> list[str]:
+    """The texts of all streams, one after another."""
+    return [complete(client_of(system), seed, NUM_TOKENS) for seed in range(NUM_STREAMS)]
+
+
+def begin(system: Processes, pool: ThreadPoolExecutor, num_workers: int) -> list[Future[str]]:
+    """Streams that run, on ``num_workers`` workers."""
+    client = client_of(system)
+    texts = [pool.submit(complete, client, seed, NUM_TOKENS) for seed in range(NUM_STREAMS)]
+    while sum(worker.num_running > 0 for worker in system.describe().workers) < num_workers:
+        time.sleep(0.01)
+    return texts
+
+
+def wait_until_gone(system: Processes, worker_id: str) -> None:
+    deadline = time.monotonic() + 20
+    while any(worker.worker_id == worker_id for worker in system.describe().workers):
+        assert time.monotonic() < deadline, f"{worker_id} did not go"
+        time.sleep(0.02)
+
+
+def test_workers_that_are_told_to_end_hand_over_or_finish_what_they_have(
+    tiny: Processes, pool: ThreadPoolExecutor
+) -> None:
+    undisturbed = alone(tiny)
+    texts = begin(tiny, pool, 2)
+    tiny.running["worker-0"].popen.send_signal(signal.SIGTERM)
+    wait_until_gone(tiny, "worker-0")
+    assert not any(text.done() for text in texts), "the streams ended too early to show anything"
+    assert tiny.running["worker-0"].popen.wait(10) == 0
+    assert [text.result() for text in texts] == undisturbed
+    texts = begin(tiny, pool, 1)
+    assert tiny.terminate("worker-1") == 0
+    assert [text.result(1) for text in texts] == undisturbed
+    assert not tiny.describe().workers
