@@ -15,7 +15,7 @@ import pytest
 from augury.config import entries
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = {".ci", "deploy", "gateway", "kvcache_svc", "proto", "scheduler_svc", "tests", "worker_svc"}
+FOLDERS = {".ci", "deploy", "docs", "gateway", "kvcache_svc", "proto", "scheduler_svc", "tests", "worker_svc"}
 PROTOS = [f"augury/v1/{name}.proto" for name in ("common", "kvcache", "scheduler", "worker")]
 
 MAX_FILE_LINES = 400

@@ -11,6 +11,7 @@ from augury import convert
 from augury.types import Outcome, Step
 from augury.v1 import worker_pb2
 from augury.v1.worker_pb2_grpc import WorkerServicer
+from worker_svc.spans import Spans
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,6 +30,7 @@ class WorkerService(WorkerServicer):
     def __init__(self, engine: Executes, executor: Executor) -> None:
         self._engine = engine
         self._executor = executor
+        self._spans = Spans()
 
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.Step], context: Context
@@ -36,7 +38,9 @@ class WorkerService(WorkerServicer):
         loop = asyncio.get_running_loop()
         async for request in request_iterator:
             step = convert.step_from_wire(request)
+            self._spans.begins(step)
             outcome = await loop.run_in_executor(self._executor, self._engine.execute, step)
+            self._spans.ended(step, outcome)
             yield convert.outcome_to_wire(outcome)
 
     async def Tags(self, request: worker_pb2.TagsRequest, context: Context) -> worker_pb2.TagsReply:
