@@ -15,7 +15,7 @@ from augury.config import SchedulerSettings
 from augury.errors import NoWorkerError
 from augury.types import Delta, Description, Generation, WorkerInfo
 from augury.v1 import kvcache_pb2, scheduler_pb2, worker_pb2
-from augury.v1.kvcache_pb2_grpc import KVCacheStub
+from augury.v1.kvcache_pb2_grpc import KVCacheStub, add_KVCacheServicer_to_server
 from augury.v1.scheduler_pb2_grpc import (
     WorkersStub,
     add_SchedulerServicer_to_server,
@@ -23,6 +23,8 @@ from augury.v1.scheduler_pb2_grpc import (
 )
 from augury.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from gateway.client import SchedulerClient
+from kvcache_svc.registry import MemoryRegistry
+from kvcache_svc.service import KVCacheService
 from scheduler_svc.service import SchedulerService
 from tests.rpc import virtual_time
 from tests.scheduler.harness import continuation, generation, lane_config
@@ -31,34 +33,34 @@ from worker_svc.registration import keep_registered
 
 SETTINGS = SchedulerSettings(silence_seconds=3, stall_seconds=20, wait_seconds=60)
 PROMPT = range(19)
-FOREVER = 1e6
 LONG = generation(PROMPT, max_tokens=300)
 
 
 class Hanging(Served):
-    """Takes no further step while ``hangs`` is set."""
+    """Answers no step unless ``goes_on`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hangs = False
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.Step], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.Outcome]:
         async for outcome in super().Execute(request_iterator, context):
-            while self.hangs:
-                await asyncio.sleep(0.1)
+            await self.goes_on.wait()
             yield outcome
 
 
 @dataclass
 class House:
-    """A scheduler, a KV service, and workers by name."""
+    """A scheduler, a KV service at ``listener``, and workers by name."""
 
+    listener: rpc.Listener
     stack: AsyncExitStack
     service: SchedulerService
     client: SchedulerClient
-    kvcache: KVCacheStub
+    kvcache: Any
     workers: dict[str, Hanging] = field(default_factory=dict)
     leaving: dict[str, asyncio.Event] = field(default_factory=dict)
     registrations: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -84,8 +86,7 @@ class House:
         return {worker.worker_id: (worker.ready, worker.draining) for worker in description.workers}
 
     async def num_leases(self) -> int:
-        inspection = await self.kvcache.Inspect(kvcache_pb2.InspectRequest())
-        return sum(pool.num_leases for pool in inspection.pools)
+        return sum(pool.num_leases for pool in (await self.kvcache.Inspect(kvcache_pb2.InspectRequest())).pools)
 
     async def _read(self, wanted: Generation) -> list[Delta]:
         return [delta async for delta in self.client.generate(wanted)]
@@ -110,7 +111,8 @@ def in_house(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
 
     async def play() -> None:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback((await start_kvcache()).stop, 0)
+            house_kv = await start_kvcache()
+            stack.push_async_callback(house_kv.stop, 0)
             kvcache = rpc.connect("local:kv")
             config = lambda info: lane_config(pool=info.worker_id, num_blocks=info.num_blocks, budget=12)  # noqa: E731
             service = SchedulerService(config, kvcache, rpc.connect, SETTINGS)
@@ -122,7 +124,7 @@ def in_house(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
             stack.push_async_callback(listener.stop, 0)
             client = SchedulerClient(rpc.connect("local:scheduler"))
             stack.push_async_callback(client.close)
-            await story(House(stack, service, client, KVCacheStub(kvcache)))
+            await story(House(house_kv, stack, service, client, KVCacheStub(kvcache)))
 
     virtual_time.run(play())
 
@@ -248,7 +250,7 @@ def test_a_worker_that_hangs_in_a_step_is_given_up_once_another_can_go_on() -> N
         await house.start_worker("a")
         reading = house.begin(LONG)
         await asyncio.sleep(1)
-        house.workers["a"].hangs = True
+        house.workers["a"].goes_on.clear()
         await asyncio.sleep(2 * SETTINGS.stall_seconds)
         assert await house.states() == {"a": (False, False)}
         await house.start_worker("b")
@@ -262,9 +264,9 @@ def test_a_worker_that_hung_alone_and_goes_on_keeps_its_requests() -> None:
         await house.start_worker("a")
         reading = house.begin(LONG)
         await asyncio.sleep(1)
-        house.workers["a"].hangs = True
+        house.workers["a"].goes_on.clear()
         await asyncio.sleep(2 * SETTINGS.stall_seconds)
-        house.workers["a"].hangs = False
+        house.workers["a"].goes_on.set()
         assert text(await reading) == continuation(PROMPT, 300)
         assert sum(len(step.fresh) for step in house.workers["a"].steps) == 1
         assert await house.states() == {"a": (True, False)}
@@ -276,13 +278,38 @@ def test_a_worker_that_falls_silent_is_given_up_within_the_time_that_is_set() ->
     async def story(house: House) -> None:
         call = WorkersStub(rpc.connect("local:scheduler")).Register()
         await call.write(scheduler_pb2.WorkerReport(hello=convert.hello_to_wire(info("mute"))))
-        assert (await call.read()).registered
+        assert await call.read() == scheduler_pb2.WorkerOrders(registered=True)
         began = now()
+        await asyncio.sleep(STEP_SECONDS)
         assert await house.states() == {"mute": (True, False)}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert now() - began == pytest.approx(SETTINGS.silence_seconds, abs=0.5)
         assert await house.states() == {}
+
+    in_house(story)
+
+
+def test_a_kv_service_that_does_not_answer_or_has_lost_its_registry_is_a_flaw_until_it_is_well() -> None:
+    class Registry(MemoryRegistry):
+        status = "memory"
+
+    async def story(house: House) -> None:
+        async def flaws() -> tuple[str, ...]:
+            await asyncio.sleep(1.1)
+            return (await house.client.describe()).flaws
+
+        assert await flaws() == ()
+        await house.listener.stop(0)
+        assert await flaws() == ("the KV service does not answer",)
+        registry = Registry()
+        register = partial(add_KVCacheServicer_to_server, KVCacheService(registry))
+        house.listener = await rpc.listen("local:kv", register)
+        assert await flaws() == ()
+        registry.status = "redis (degraded)"
+        assert await flaws() == ("the KV registry is degraded",)
+        registry.status = "redis"
+        assert await flaws() == ()
 
     in_house(story)

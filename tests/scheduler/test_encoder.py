@@ -161,8 +161,7 @@ def prompts_with_inputs(draw: st.DrawFn) -> list[Any]:
 
 @given(
     wanted=prompts_with_inputs(),
-    cache=st.integers(12, 30),
-    encoder=st.integers(12, 30),
+    room=st.tuples(st.integers(12, 30), st.integers(12, 30)),
     lookahead=st.integers(0, 5),
     extra=st.integers(0, 30),
     fences=st.sets(st.integers(0, 20), max_size=2),
@@ -170,13 +169,13 @@ def prompts_with_inputs(draw: st.DrawFn) -> list[Any]:
 )
 @settings(max_examples=150)
 def test_everything_finishes_and_nothing_is_read_before_it_is_encoded(
-    wanted: list[Any], cache: int, encoder: int, lookahead: int, extra: int, fences: set[int], num_blocks: int
+    wanted: list[Any], room: tuple[int, int], lookahead: int, extra: int, fences: set[int], num_blocks: int
 ) -> None:
     config = lane_config(
         lookahead=lookahead,
         budget=lookahead + 2 + extra,
-        encoder_budget=encoder,
-        encoder_cache=cache,
+        encoder_budget=room[0],
+        encoder_cache=room[1],
         num_blocks=num_blocks,
     )
     harness = Harness(config)
