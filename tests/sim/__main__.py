@@ -8,7 +8,8 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.sim.mutants import MAX_SEEDS, MUTANTS, planted
+from tests.sim.mutants import MAX_SEEDS, MUTANTS
+from tests.sim.planting import planted
 from tests.sim.seeds import BUGS, Failure, first_failure, run_seed, try_seeds
 
 DEFAULT_SEEDS = range(1000)

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 
 from augury.errors import ContextLengthError, OverloadedError
-from augury.types import Delta, Ended, EndReason, Generation, SamplingParams, StopParams
+from augury.types import Delta, Ended, EndReason, Generation, NewRequest, SamplingParams, StopParams
 from scheduler_svc.core.cluster import Cluster
 from tests.sim.clock import Clock
 from tests.sim.model import EOS, VOCAB_SIZE
@@ -46,8 +46,11 @@ class Clients:
         self.num_to_come = 0
         self.ends: Counter[str] = Counter()
         self._salts: dict[int, bytes] = {}
+        self._texts: dict[int, Text] = {}
+        self._written: dict[str, Text] = {}
         self._clock = clock
         self._load = plan.load
+        self._model = plan.shape.model
         self._cluster = cluster
         self._wake = wake
         self._rng = plan.random("clients")
@@ -56,6 +59,13 @@ class Clients:
     def salt(self, handle: int) -> bytes:
         return self._salts[handle]
 
+    def right(self, new: NewRequest) -> Text:
+        return self._texts[new.handle]
+
+    def text(self, generation: Generation) -> Text:
+        """What a request that was written must emit."""
+        return self._written[generation.request_id]
+
     def invite(self) -> None:
         """All clients of the plan will come, at random times."""
         for number in range(self._load.num_clients):
@@ -63,19 +73,23 @@ class Clients:
             self._clock.after(self._rng.uniform(0.0, self._load.span), partial(self._come, self.write(number)))
 
     def write(self, number: int) -> Generation:
-        return self._writer.write(f"request {number}")
+        """A fresh request, whose text may be part of later prompts."""
+        generation = self._writer.write(f"request {number}")
+        text = self._written[generation.request_id] = right_text(generation, self._model)
+        self._writer.remember((*generation.prompt, *text.tokens))
+        return generation
 
     def submit(self, generation: Generation) -> Client:
         """Submit a fresh request or, at times, the continuation of an interrupted one.
 
         Raises OverloadedError or ContextLengthError.
         """
-        right = right_text(generation)
+        right = self.text(generation)
         known = right.tokens[: self._rng.choice((0, 0, 0, len(right.tokens) // 2))]
         handle = self._cluster.submit(replace(generation, emitted=known))
         client = Client(generation=generation, right=right, received=list(known))
         self.open[handle] = client
-        self._salts[handle] = generation.cache_salt
+        self._salts[handle], self._texts[handle] = generation.cache_salt, right
         self._wake()
         return client
 
@@ -145,7 +159,7 @@ class Writer:
         self._max_prompt = load.max_len - 1
         self._load = load
         self._context = context
-        self._prompts = [self._tokens(self._max_prompt) for _ in range(2)]
+        self._earlier = [self._tokens(self._max_prompt) for _ in range(2)]
 
     def write(self, name: str) -> Generation:
         rng, prompt = self._rng, self._prompt()
@@ -167,19 +181,20 @@ class Writer:
             max_drafts=rng.choice((None, None, rng.randint(0, 4))),
         )
 
+    def remember(self, tokens: tuple[int, ...]) -> None:
+        self._earlier.append(tokens)
+
     def _prompt(self) -> tuple[int, ...]:
-        """An earlier prompt, cut, extended or with one token changed; it is remembered in its turn."""
+        """What was written earlier, cut, extended or with one token changed."""
         rng = self._rng
-        tokens = list(rng.choice(self._prompts))
+        tokens = list(rng.choice(self._earlier))
         if rng.random() < 0.6:
             tokens = tokens[: rng.randint(1, len(tokens))]
         if rng.random() < 0.3:
             tokens[rng.randrange(len(tokens))] = rng.randrange(VOCAB_SIZE)
         if rng.random() < 0.4:
             tokens += self._tokens(rng.randint(0, self._max_prompt))
-        tokens = tokens[: rng.randint(1, self._max_prompt)]
-        self._prompts.append(tuple(tokens))
-        return tuple(tokens)
+        return tuple(tokens[: rng.randint(1, self._max_prompt)])
 
     def _tokens(self, num_tokens: int) -> tuple[int, ...]:
         return tuple(self._rng.randrange(VOCAB_SIZE) for _ in range(num_tokens))

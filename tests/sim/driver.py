@@ -1,13 +1,14 @@
 """One lane's way through its iterations over lossy links: the twin of scheduler_svc's loop."""
 
 from dataclasses import replace
+from itertools import count
 
 from augury.errors import FencedError
 from augury.types import Grant, Outcome, PoolSpec, Proposal, Step
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.scheduler import Scheduler
-from tests.sim.checks import DraftCount, OrderCheck, check_step
-from tests.sim.messages import Answer, Opened, Question, Refusal, stamp
+from tests.sim.checks import DraftCount, LookupCount, OrderCheck, check_step, check_tables
+from tests.sim.messages import Answer, AskTags, Open, Opened, Question, Refusal, Tags, stamp
 from tests.sim.worker import Worker
 from tests.sim.world import World
 
@@ -19,7 +20,9 @@ COMPUTE_SECONDS = (0.0005, 0.003)
 
 
 class Driver:
-    """Asks one question at a time, again and again until it is answered; a refusal leads to a new epoch."""
+    """Asks one question at a time, again and again until it is answered; a refusal leads to a new epoch, or, where the
+    KV service has forgotten the pool, to the same one again with all that is held.
+    """
 
     def __init__(self, world: World, config: LaneConfig, spec: PoolSpec, worker: Worker) -> None:
         self.lane: Scheduler | None = None
@@ -30,7 +33,12 @@ class Driver:
         self._spec = spec
         self._worker = worker
         self._drafts = DraftCount(worker)
+        self._lookups = LookupCount()
+        self._order = OrderCheck()
+        self._numbers = count(1)
+        self._adopts = world.plan.faults.adopts
         self._asked: Question | None = None
+        self._owed: set[bytes] = set()
         self._stopped = False
         self._rng = world.plan.random(f"compute/{spec.incarnation}")
         self.fence()
@@ -46,7 +54,8 @@ class Driver:
     def fence(self) -> None:
         """Begin a new epoch, whatever is under way."""
         self._spec = replace(self._spec, epoch=next(self._world.epochs))
-        self._ask(self._spec)
+        self._renewing = False
+        self._ask(Open(spec=self._spec, number=next(self._numbers)))
 
     def wake(self) -> None:
         """Begin an iteration if there is work and none is under way."""
@@ -54,9 +63,7 @@ class Driver:
             self._propose(self.lane)
 
     def _propose(self, lane: Scheduler) -> None:
-        self._order = OrderCheck(lane)
-        proposal = lane.propose()
-        self._order.proposal(proposal)
+        proposal = self._order.proposal(lane, lane.propose)
         if proposal is not None:
             self._ask(proposal)
         else:
@@ -66,6 +73,9 @@ class Driver:
         step = lane.dispatch(grant)
         if step is not None:
             check_step(lane, step, self._worker)
+            check_tables(step, self._worker, self._world.kv.pools.get(self._config.pool))
+            self._lookups.check(lane, step)
+            self._order.step(lane, step, self._world.kv.pools.get(self._config.pool))
             self._ask(step)
             return
         assert grant is not None, f"{self._config.pool} has work but does nothing"
@@ -81,23 +91,31 @@ class Driver:
         if self._asked is not question:
             return
         self._world.trace(self._config.pool, question)
-        if isinstance(question, Step):
+        if isinstance(question, Step | AskTags):
             self._worker_link.send(question, self._reach_worker)
         else:
             self.kv_link.send(question, self._reach_kv)
         self._world.clock.after(TIMEOUT_SECONDS, lambda: self._transmit(question))
 
-    def _reach_kv(self, question: PoolSpec | Proposal) -> None:
+    def _reach_kv(self, question: Open | Proposal) -> None:
         answer = self._world.kv.receive(question)
         if answer is not None:
             self.kv_link.send(answer, self._hear)
 
-    def _reach_worker(self, step: Step) -> None:
-        try:
-            answer: Answer = self._worker.execute(step)
-        except FencedError as error:
-            answer = Refusal(stamp=stamp(step), error=str(error))
+    def _reach_worker(self, question: Step | AskTags) -> None:
+        if isinstance(question, AskTags):
+            answer: Answer = self._tags(question)
+        else:
+            try:
+                answer = self._worker.execute(question)
+            except FencedError as error:
+                answer = Refusal(stamp=stamp(question), unknown=False, error=str(error))
         self._world.clock.after(self._rng.uniform(*COMPUTE_SECONDS), lambda: self._worker_link.send(answer, self._hear))
+
+    def _tags(self, question: AskTags) -> Tags:
+        """What the worker's blocks hold; at times it does not say."""
+        known = self._worker.tags.items() if self._rng.random() < self._world.plan.faults.tells_tags else ()
+        return Tags(epoch=question.epoch, number=question.number, content=tuple(known))
 
     # --- answers ---
 
@@ -108,13 +126,19 @@ class Driver:
         self._world.trace(self._config.pool, answer)
         asked, self._asked = self._asked, None
         match asked, answer:
+            case Proposal(), Refusal(unknown=True) if self._rng.random() < self._adopts:
+                self._owed = {seal.key for seal in asked.seals}
+                self._ask(AskTags(epoch=self._spec.epoch, number=next(self._numbers)))
             case _, Refusal():
+                assert answer.unknown, f"{self._config.pool} is refused {asked}: {answer.error}"
                 self._world.tally["refusal"] += 1
                 self.fence()
-            case PoolSpec(), Opened():
+            case AskTags(), Tags():
+                self._renew(answer)
+            case Open(), Opened():
                 self._open(answer)
             case Proposal(), Grant():
-                self._order.grant(asked, answer)
+                self._order.grant(self._joined, asked, answer)
                 self._dispatch(self._joined, answer)
             case Step(), Outcome():
                 deltas = self._joined.apply(answer)
@@ -134,7 +158,29 @@ class Driver:
         if self.lane is None:
             self.lane = Scheduler(self._config, opened.epoch, opened.num_available)
             self._world.publish(self._world.cluster.join(self.lane))
+        elif self._renewing:
+            self._world.tally["renewal"] += 1
+            self.lane.num_available = opened.num_available
         else:
             self._world.tally["fence"] += 1
             self.lane.fence(opened.epoch, opened.num_available)
         self.wake()
+
+    def _renew(self, tags: Tags) -> None:
+        """Open the pool again under its epoch, with the leases in it.
+
+        Proposals are numbered from 1 again, so nothing that was sent over the earlier stream may still arrive.
+        """
+        self.kv_link.break_off()
+        holdings, content = self._joined.renew(list(tags.content))
+        self._renewing = True
+        known = {key for _, key in content} | {seal.key for holding in holdings for seal in holding.seals}
+        assert self._owed <= known, f"{self._config.pool} forgets what it sealed in the lost proposal"
+        renewal = Open(
+            spec=self._spec,
+            number=next(self._numbers),
+            holdings=tuple(holdings),
+            content=tuple(content),
+            whole=bool(tags.content),
+        )
+        self._ask(renewal)

@@ -2,22 +2,43 @@
 
 from collections.abc import Sequence
 
-from tests.sim.model import key_value, module_value
+from tests.sim.model import Model, embed, join, put_out, stored
 
 
 class Exact:
-    """``layers[0]`` is the target, ``layers[m + 1]`` module m; each as far as the tokens known so far decide it."""
+    """``kv[layer]`` as far as the tokens known so far decide it; ``hidden`` is the target's output, ``drafted`` the
+    last module's.
+    """
 
-    def __init__(self, num_modules: int) -> None:
-        self.layers: list[list[int]] = [[] for _ in range(num_modules + 1)]
+    def __init__(self, model: Model) -> None:
+        self.kv: list[list[int]] = [[] for _ in model.layers]
+        self.hidden: list[int] = []
+        self._outputs: list[list[int]] = [self.hidden, *([] for _ in model.modules)]
+        self._target = [(layer, model.windows[group]) for layer, group in enumerate(model.target)]
+        self._modules = [(len(model.target) + m, model.windows[group]) for m, group in enumerate(model.modules)]
+
+    @property
+    def drafted(self) -> list[int]:
+        return self._outputs[-1]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """All known ``tokens``, those of earlier calls first."""
-        target, *modules = self.layers
-        for token in tokens[len(target) :]:
-            target.append(key_value(target, token))
-        below = target
-        for module, values in enumerate(modules):
-            for position in range(len(values), len(tokens) - module - 1):
-                values.append(module_value(module, below[position], tokens[position + module + 1], values))
-            below = values
+        self.extend_target(tokens)
+        for lookahead, (layer, window) in enumerate(self._modules, 1):
+            below, outputs = self._outputs[lookahead - 1], self._outputs[lookahead]
+            for position in range(len(outputs), len(tokens) - lookahead):
+                outputs.append(self._append(layer, window, join(below[position], tokens[position + lookahead])))
+
+    def extend_target(self, tokens: Sequence[int]) -> None:
+        """The same without the modules."""
+        for token in tokens[len(self.hidden) :]:
+            below = embed(token)
+            for layer, window in self._target:
+                below = self._append(layer, window, below)
+            self.hidden.append(below)
+
+    def _append(self, layer: int, window: int | None, below: int) -> int:
+        """The layer's output at the next position."""
+        kv = self.kv[layer]
+        kv.append(stored(layer, below))
+        return put_out(below, kv if window is None else kv[-window:])

@@ -35,7 +35,7 @@ class Host:
         """Register with the scheduler, if not registered."""
         if self.driver is None:
             self._world.trace(self.name, f"connects as {self._incarnation}")
-            self.driver = Driver(self._world, self._config(), self._spec(), self._worker)
+            self.driver = Driver(self._world, self._config(), self._spec(), self.worker)
             self._world.wakers[self.name] = self.driver.wake
 
     def disconnect(self) -> None:
@@ -64,24 +64,10 @@ class Host:
     def _start_worker(self) -> None:
         self._incarnation = f"{self.name}.{next(self._lives)}"
         rng = self._world.plan.random(f"memory/{self._incarnation}")
-        self._worker = Worker(self._world.plan.shape, self._memory, rng, self._world.clients.salt)
+        self.worker = Worker(self._world.plan.shape, self._memory, rng, self._world.clients)
 
     def _config(self) -> LaneConfig:
-        shape = self._world.plan.shape
-        return LaneConfig(
-            pool=self.name,
-            fingerprint="hashes",
-            num_blocks=self._memory.num_blocks,
-            block_size=self._memory.block_size,
-            max_model_len=shape.max_model_len,
-            max_batched_tokens=shape.max_batched_tokens,
-            max_running=shape.max_running,
-            policy=shape.policy,
-            prefix_caching=shape.prefix_caching,
-            key_lookahead=shape.key_lookahead,
-            num_prefill_lookahead=shape.speculation.num_modules,
-            max_drafts=shape.speculation.max_drafts,
-        )
+        return self._world.plan.shape.lane_config(self._memory, self.name)
 
     def _spec(self) -> PoolSpec:
         """Without an epoch yet: a driver begins with a fence."""
@@ -91,5 +77,5 @@ class Host:
             fingerprint="hashes",
             epoch=0,
             num_blocks=self._memory.num_blocks,
-            block_size=self._memory.block_size,
+            groups=self._memory.groups,
         )

@@ -6,8 +6,10 @@ from random import Random
 from augury.errors import FencedError, UnknownPoolError
 from augury.types import Grant, PoolSpec, Proposal
 from kvcache_svc.core.coordinator import Coordinator, open_pool
+from kvcache_svc.registry import reconcile
+from tests.sim.checks import PeakCheck
 from tests.sim.clock import Clock
-from tests.sim.messages import Answer, Opened, Refusal, stamp
+from tests.sim.messages import Answer, Open, Opened, Refusal, stamp
 from tests.sim.plan import Registry
 
 Memory = tuple[str, str]
@@ -24,6 +26,11 @@ class RegistryTwin:
         self._entries: dict[Memory, dict[bytes, int]] = {}
         self._seen: dict[bytes, int] = {}
         self._life = 0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether no entry ever names a block that holds something else."""
+        return not (self.settings.lag or self.settings.planted)
 
     def record(self, coordinator: Coordinator) -> None:
         """Write behind what the pool's index gained and lost."""
@@ -59,45 +66,73 @@ class RegistryTwin:
 class KvServer:
     """The KV service's process. While it is down it hears nothing."""
 
-    def __init__(self, registry: RegistryTwin, tally: Counter[str]) -> None:
+    def __init__(self, clock: Clock, registry: RegistryTwin, tally: Counter[str]) -> None:
         self.pools: dict[str, Coordinator] = {}
         self.up = True
+        self._clock = clock
+        self._sealed: dict[str, set[bytes]] = {}
+        self._peaks = PeakCheck()
         self._registry = registry
         self._tally = tally
 
-    def receive(self, message: PoolSpec | Proposal) -> Answer | None:
+    def receive(self, message: Open | Proposal) -> Answer | None:
         """The answer; None while the service is down."""
         if not self.up:
             return None
         try:
-            return self._open(message) if isinstance(message, PoolSpec) else self._step(message)
+            return self._open(message) if isinstance(message, Open) else self._step(message)
         except (FencedError, UnknownPoolError) as error:
             self._tally["kv refusal"] += 1
-            return Refusal(stamp=stamp(message), error=str(error))
+            return Refusal(stamp=stamp(message), unknown=isinstance(error, UnknownPoolError), error=str(error))
 
     def crash(self) -> None:
         self.up = False
+        for name, pool in self.pools.items():
+            self._sealed[name] = {key for key in self._sealed.get(name, ()) if pool.pool.find(key) is not None}
         self.pools.clear()
         self._registry.service_crashed()
 
     def restart(self) -> None:
         self.up = True
 
-    def _open(self, spec: PoolSpec) -> Opened:
+    def _open(self, message: Open) -> Opened:
+        spec = message.spec
         known = self.pools.get(spec.pool)
-        pool = self.pools[spec.pool] = open_pool(known, spec, {} if known else self._registry.load(spec))
-        pool.check()
+        content = {} if known else reconcile(self._registry.load(spec), message.content)
+        pool = self.pools[spec.pool] = open_pool(known, spec, content, message.holdings, self._clock.now)
         self._registry.record(pool)
-        return Opened(epoch=spec.epoch, num_available=pool.pool.num_available)
+        if known is None and message.whole:
+            _check_content(pool, message)
+            lost = {key for key in self._sealed.get(spec.pool, ()) if pool.pool.find(key) is None}
+            assert not (lost and self._registry.is_right), f"{spec.pool} finds less than before the crash"
+        elif not message.holdings:
+            self._sealed[spec.pool] = set()
+        self._check(pool)
+        return Opened(epoch=spec.epoch, number=message.number, num_available=pool.pool.num_available)
 
     def _step(self, proposal: Proposal) -> Grant:
         pool = self.pools.get(proposal.pool)
         if pool is None:
             raise UnknownPoolError(f"pool {proposal.pool} is not open")
-        grant = pool.step(proposal)
-        pool.check()
+        self._peaks.note(proposal)
+        grant = pool.step(proposal, self._clock.now)
+        self._sealed[proposal.pool].update(seal.key for seal in proposal.seals)
         self._registry.record(pool)
+        self._check(pool)
         return grant
+
+    def _check(self, pool: Coordinator) -> None:
+        pool.check()
+        self._peaks.check(pool)
+
+
+def _check_content(pool: Coordinator, message: Open) -> None:
+    """What the worker vouches for is found, and nothing else in its place."""
+    vouched = {*message.content}
+    for holding in message.holdings:
+        vouched |= {(holding.blocks[seal.group][seal.index], seal.key) for seal in holding.seals}
+    for _, key in vouched:
+        assert (pool.pool.find(key), key) in vouched, f"{pool.spec.pool} does not find what its worker holds"
 
 
 def _memory(spec: PoolSpec) -> Memory:

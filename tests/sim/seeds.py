@@ -13,7 +13,7 @@ from tests.sim.world import Trace
 BUGS = (AssertionError, AuguryError, LookupError, ValueError, TypeError, AttributeError)
 """What a wrong core or a broken invariant raises."""
 
-REUSE_EVERY = 8
+REUSE_EVERY = 3
 CHUNK = 20
 
 

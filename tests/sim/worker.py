@@ -1,25 +1,26 @@
 """A worker whose KV is hashes: the twin of worker_svc's engine, with the same requests and the same contract."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from augury.errors import FencedError
+from augury.geometry import NULL_BLOCK
 from augury.types import NewRequest, Outcome, Row, Step
-from tests.sim.drafter import Drafter
+from tests.sim.authors import Authors
+from tests.sim.drafter import Drafter, State
 from tests.sim.exact import Exact
-from tests.sim.model import VOCAB_SIZE, draw, key_value
-from tests.sim.plan import Memory, Shape
-from tests.sim.slots import Slots
+from tests.sim.model import VOCAB_SIZE, draw, embed
+from tests.sim.shape import Memory, Shape
+from tests.sim.slots import Layer, Storage
 from worker_svc.requests import Bounds, Held, check_step
-
-NULL_BLOCK = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Who wrote a block: it is the one at ``index`` of a table, for a request with these ``tokens`` and salt."""
+    """Who wrote a block: it is the one at ``index`` of a table of ``group``, for a request with these ``tokens``."""
 
+    group: int
     index: int
     tokens: list[int]
     salt: bytes
@@ -29,27 +30,37 @@ class Writer:
 class Worker:
     """One life of one worker's memory.
 
-    ``salts`` tells the cache salt of a handle, which no real worker needs to know: here it shows whether salts are kept
-    apart. ``verified`` holds the drafts that the last step verified, by handle.
+    ``authors`` knows of each request what no real worker does: here it shows whether KV is right, and salts are kept
+    apart. ``writers`` tells of each block who wrote it, ``verified`` the drafts that the last step verified, by handle.
     """
 
-    def __init__(self, shape: Shape, memory: Memory, rng: Random, salts: Callable[[int], bytes]) -> None:
-        self.block_size = memory.block_size
+    def __init__(self, shape: Shape, memory: Memory, rng: Random, authors: Authors) -> None:
+        self.groups = memory.groups
         self.lookahead = shape.speculation.num_modules
         self.tags: dict[int, bytes] = {}
         self.held: dict[int, Held] = {}
         self.verified: dict[int, list[int]] = {}
+        self._model = shape.model
+        self._stops = shape.speculation.stops
         self._bounds = Bounds(
             vocab_size=VOCAB_SIZE,
             max_len=shape.max_model_len,
-            block_size=memory.block_size,
+            groups=memory.groups,
             num_blocks=memory.num_blocks,
         )
-        self._salts = salts
-        self._layers = [Slots(memory, rng) for _ in range(1 + self.lookahead)]
-        self._drafter = Drafter(shape.speculation, self._layers, rng)
-        self._exact: dict[int, Exact] = {}
-        self._writers: list[Writer | None] = [None] * memory.num_blocks
+        self._authors = authors
+        places = [shape.model.layers[:layer].count(group) for layer, group in enumerate(shape.model.layers)]
+        largest = max(group.block_size for group in memory.groups)
+        self._storage = Storage(1 + max(places), memory.num_blocks, largest, rng)
+        self._layers = [
+            Layer(number, memory.groups[group], self._storage.places[place])
+            for number, (group, place) in enumerate(zip(shape.model.layers, places, strict=True))
+        ]
+        self._target = self._layers[: len(shape.model.target)]
+        self._drafter = Drafter(shape.speculation, shape.model, self._layers[len(self._target) :], rng)
+        self._states: dict[int, State] = {}
+        self._in_use: set[int] = set()
+        self.writers: list[Writer | None] = [None] * memory.num_blocks
         self._last: Outcome | None = None
 
     def execute(self, step: Step) -> Outcome:
@@ -65,17 +76,28 @@ class Worker:
         if last is not None and step.epoch == last.epoch and step.seq != last.seq + 1:
             raise FencedError(f"step {step.seq} after {last.seq}")
         if last is None or step.epoch > last.epoch:
-            self.held = {}
+            self.held, self._states = {}, {}
         check_step(step, self.held, self._bounds)
         self._last = self._carry_out(step)
         return self._last
 
+    def needed(self, handle: int) -> Iterator[tuple[int, int, int]]:
+        """(group, index, block) of each table entry that the request's next step reads or writes."""
+        held = self.held[handle]
+        for number, (group, table) in enumerate(zip(self.groups, held.blocks, strict=True)):
+            row = held.num_final if group.has_drafts else held.num_computed
+            first = 0 if group.window is None else max(0, row - group.window + 1) // group.block_size
+            for index in range(first, len(table)):
+                yield number, index, table[index]
+
     def _carry_out(self, step: Step) -> Outcome:
         for handle in step.released:
             self.held.pop(handle, None)
+            self._states.pop(handle, None)
         for block, key in step.sealed:
             self._check_final(block)
             self.tags[block] = key
+        self._in_use = {block for handle in self.held for _, _, block in self.needed(handle)}
         refused = [new.handle for new in step.fresh if not self._take(new)]
         self.verified = {}
         failed: list[int] = []
@@ -96,100 +118,132 @@ class Worker:
     def _take(self, new: NewRequest) -> bool:
         """Hold a fresh request, unless its hit blocks hold something else."""
         left = len(new.tokens) - new.num_computed
-        assert not new.hit_keys or left >= max(1, self.lookahead), f"a hit leaves {left} tokens of request {new.handle}"
-        num_hits = len(new.hit_keys)
-        if not self._recognises(new.blocks[:num_hits], new.hit_keys):
+        assert not new.hits or left >= max(1, self.lookahead), f"a hit leaves {left} tokens of request {new.handle}"
+        if not self._recognises(new.hits):
             return False
-        self._exact[new.handle] = self._check_hit(new)
-        self.held[new.handle] = Held.of(new)
-        self._claim(new.handle, num_hits)
+        text = self._authors.right(new)
+        self._states[new.handle] = State(
+            start=new.num_computed,
+            hidden=[],
+            inexact=self._inexact(new),
+            exact=text.exact,
+            text=text.tokens,
+        )
+        self._check_hit(new, text.exact)
+        self.held[new.handle] = held = Held.of(new)
+        for group, table in enumerate(held.blocks):
+            self._claim(new.handle, group, table[new.num_computed // self.groups[group].block_size :])
         return True
 
-    def _recognises(self, blocks: tuple[int, ...], keys: tuple[bytes, ...]) -> bool:
-        return all(self.tags.get(block) == key for block, key in zip(blocks, keys, strict=True))
+    def _recognises(self, hits: Sequence[tuple[int, bytes]]) -> bool:
+        return all(self.tags.get(block) == key for block, key in hits)
 
-    def _check_hit(self, new: NewRequest) -> Exact:
-        """What is hit is what the request would have computed itself, draft KV included."""
-        exact, salt = Exact(self.lookahead), self._salts(new.handle)
+    def _inexact(self, new: NewRequest) -> dict[int, int]:
+        """Rows that need not be exact, of each group whose hit is to be rebuilt: it has no KV where its window is."""
+        return {
+            number: new.num_computed + group.num_rebuilt
+            for number, group in enumerate(self.groups)
+            if group.num_rebuilt is not None and NULL_BLOCK in self._seen(new, number)
+        }
+
+    def _seen(self, new: NewRequest, group: int) -> tuple[int, ...]:
+        """The hit blocks that the first row behind a hit reads."""
+        window, size = self.groups[group].window, self.groups[group].block_size
+        first = 0 if window is None else max(0, new.num_computed - window + 1) // size
+        return new.blocks[group][first : new.num_computed // size]
+
+    def _check_hit(self, new: NewRequest, exact: Exact) -> None:
+        """What is hit is what the request would have computed itself, draft KV included, and nothing is missing."""
+        salt, vouched = self._authors.salt(new.handle), {block for block, _ in new.hits}
         exact.extend(new.tokens)
-        for index, block in enumerate(new.blocks[: len(new.hit_keys)]):
-            writer = self._writers[block]
-            assert writer and writer.salt == salt, f"request {new.handle} reads block {block} of another salt"
-            self._check_block(block, index, exact, f"request {new.handle} hits")
-        return exact
+        for number, group in enumerate(self.groups):
+            assert number in self._states[new.handle].inexact or NULL_BLOCK not in self._seen(new, number), (
+                f"request {new.handle} lacks KV in the window of group {number}"
+            )
+            for index, block in enumerate(new.blocks[number][: new.num_computed // group.block_size]):
+                if block == NULL_BLOCK:
+                    continue
+                self._in_use.add(block)
+                writer = self.writers[block]
+                assert block in vouched, f"request {new.handle} does not say what block {block} holds"
+                assert writer and writer.salt == salt, f"request {new.handle} reads block {block} of another salt"
+                self._check_block(block, number, index, exact)
 
     def _check_final(self, block: int) -> None:
         """A block that is sealed is never written again, and holds what its writer's tokens make of it."""
-        writer = self._writers[block]
+        writer = self.writers[block]
         assert writer is not None, f"block {block} is sealed, but nobody wrote it"
         writer.exact.extend(writer.tokens)
-        self._check_block(block, writer.index, writer.exact, "there is sealed")
+        self._check_block(block, writer.group, writer.index, writer.exact)
 
-    def _check_block(self, block: int, index: int, exact: Exact, who: str) -> None:
-        start = index * self.block_size
-        for number, (slots, right) in enumerate(zip(self._layers, exact.layers, strict=True)):
-            wanted = right[start : start + self.block_size]
-            assert slots.block(block) == wanted, f"{who} block {block} with wrong KV in layer {number}"
+    def _check_block(self, block: int, group: int, index: int, exact: Exact) -> None:
+        size = self.groups[group].block_size
+        for layer, of_group in zip(self._layers, self._model.layers, strict=True):
+            wanted = exact.kv[layer.number][index * size : (index + 1) * size]
+            assert of_group != group or layer.slots(block) == wanted, f"block {block}, layer {layer.number}: wrong KV"
 
-    def _claim(self, handle: int, start: int) -> None:
-        """The blocks of the request's table from ``start`` on are its own to write."""
-        held, exact, salt = self.held[handle], self._exact[handle], self._salts(handle)
-        claimed = held.blocks[start:]
-        tables = [block for other in self.held.values() for block in other.blocks] if claimed else []
-        for index, block in enumerate(claimed, start):
-            assert tables.count(block) == 1, f"block {block} of request {handle} is in another's table"
+    def _claim(self, handle: int, group: int, claimed: Sequence[int]) -> None:
+        """The last blocks of the request's table are its own to write."""
+        held, state, salt = self.held[handle], self._states[handle], self._authors.salt(handle)
+        for index, block in enumerate(claimed, len(held.blocks[group]) - len(claimed)):
+            assert block not in self._in_use, f"block {block} of request {handle} is in another's table"
+            self._in_use.add(block)
             self.tags.pop(block, None)
-            self._writers[block] = Writer(index=index, tokens=held.tokens, salt=salt, exact=exact)
+            self._storage.clear(block)
+            self.writers[block] = Writer(group=group, index=index, tokens=held.tokens, salt=salt, exact=state.exact)
 
     # --- rows ---
 
     def _run(self, row: Row, failed: list[int]) -> tuple[int, ...]:
-        held = self.held[row.handle]
-        held.blocks.extend(row.new_blocks)
-        self._claim(row.handle, len(held.blocks) - len(row.new_blocks))
-        self._check_writable(held, held.num_computed + row.num_new + row.num_drafts)
-        drafts, known = held.drafts[: row.num_drafts], len(held.tokens)
-        values = self._compute(held, row.num_new, drafts)
+        held, state = self.held[row.handle], self._states[row.handle]
+        for group, blocks in enumerate(row.new_blocks):
+            held.blocks[group].extend(blocks)
+            self._claim(row.handle, group, blocks)
+        drafts, known, start = held.drafts[: row.num_drafts], len(held.tokens), held.num_computed
+        self._check_writable(held, start + row.num_new + row.num_drafts)
+        hidden = self._compute(held, row.num_new, drafts)
         left = known - held.num_computed
         assert left == 0 or left >= self.lookahead, f"a chunk of request {row.handle} leaves {left} tokens"
         if not left:
-            self._verify(held, drafts, values)
+            self._verify(held, drafts, hidden[row.num_new - 1 :])
             self.verified[row.handle] = drafts
+        state.hidden.extend(hidden[: held.num_computed - start])
         emitted = tuple(held.tokens[known:])
         if left or emitted:
-            self._drafter.run(held, guessing=not left)
+            self._drafter.run(held, state, guessing=not left)
         else:
             failed.append(row.handle)
         return emitted
 
     def _compute(self, held: Held, num_new: int, drafts: list[int]) -> list[int]:
-        """Write and return the target's KV up to the last draft; only known tokens count as computed."""
+        """Write the target's KV up to the last draft and return its outputs; only known tokens count as computed."""
         start, end = held.num_computed, held.num_computed + num_new
-        values = self._layers[0].read(held.blocks, start)
-        for position, token in enumerate([*held.tokens[start:end], *drafts], start):
-            values.append(key_value(values, token))
-            self._layers[0].write(held.blocks, position, values[-1])
+        below = [embed(token) for token in [*held.tokens[start:end], *drafts]]
+        for layer, group in zip(self._target, self._model.target, strict=True):
+            below = layer.run(held.blocks[group], start, below)
         held.num_computed = end
-        return values
+        return below
 
-    def _verify(self, held: Held, drafts: list[int], values: list[int]) -> None:
+    def _verify(self, held: Held, drafts: list[int], hidden: Sequence[int]) -> None:
         """Append the drafts that are right and one token more; or fewer, before logits that are not finite."""
         end = held.num_computed
-        for index in range(len(drafts) + 1):
-            token = self._draw(held, values[: end + index])
+        for index, state in enumerate(hidden):
+            token = self._draw(held, state)
             if token is None:
                 break
             held.tokens.append(token)
             held.num_computed = end + index
-            if drafts[index : index + 1] != [token]:
+            if drafts[index : index + 1] != [token] or (self._stops and token in held.stopping.stop_token_ids):
                 break
 
-    def _draw(self, held: Held, values: list[int]) -> int | None:
+    def _draw(self, held: Held, hidden: int) -> int | None:
         banned = held.stopping.stop_token_ids if held.num_emitted < held.stopping.min_tokens else ()
-        return draw(values, held.sampling.seed, banned)
+        return draw(hidden, held.sampling.seed, banned)
 
     def _check_writable(self, held: Held, end: int) -> None:
         """What is written lies between the frontier and ``end``, and must not be immutable."""
-        for block in held.blocks[held.num_final // self.block_size : -(-end // self.block_size)]:
-            assert block != NULL_BLOCK, "a write into the null block"
-            assert block not in self.tags, f"a write into the sealed block {block}"
+        for group, table in zip(self.groups, held.blocks, strict=True):
+            start = held.num_final if group.has_drafts else held.num_computed
+            for block in table[start // group.block_size : -(-end // group.block_size)]:
+                assert block != NULL_BLOCK, "a write into the null block"
+                assert block not in self.tags, f"a write into the sealed block {block}"

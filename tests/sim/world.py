@@ -24,7 +24,7 @@ class World:
         self.tally: Counter[str] = Counter()
         self.sky = Sky(plan.random("weather"), plan.weather, self.tally)
         self.registry = RegistryTwin(self.clock, plan.random("registry"), plan.registry)
-        self.kv = KvServer(self.registry, self.tally)
+        self.kv = KvServer(self.clock, self.registry, self.tally)
         self.cluster = Cluster(plan.load.max_requests)
         self.epochs = count(1)
         self.clients = Clients(self.clock, plan, self.cluster, self.wake_all)
