@@ -18,10 +18,16 @@ from scheduler_svc.service import SchedulerService
 class SchedulerApp:
     listener: rpc.Listener
     kvcache: grpc.aio.Channel
+    service: SchedulerService
 
     @property
     def address(self) -> str:
         return self.listener.address
+
+    async def drain(self) -> None:
+        """Return once every request has ended, those that wait for a worker at once; their gateways know others."""
+        await self.listener.set_ready(False)
+        await self.service.drain()
 
     async def stop(self, grace_s: float) -> None:
         await self.listener.stop(grace_s)
@@ -50,10 +56,10 @@ def lane_config(settings: Settings, info: WorkerInfo) -> LaneConfig:
 async def start(settings: Settings) -> SchedulerApp:
     """Serve at ``scheduler.address``, with the KV service at ``kvcache.address``. Raises OSError, ValueError."""
     kvcache = rpc.connect(settings.kvcache.address)
-    service = SchedulerService(partial(lane_config, settings), kvcache, rpc.connect)
+    service = SchedulerService(partial(lane_config, settings), kvcache, rpc.connect, settings.scheduler)
     listener = await rpc.listen(
         settings.scheduler.address,
         partial(add_SchedulerServicer_to_server, service),
         partial(add_WorkersServicer_to_server, service),
     )
-    return SchedulerApp(listener=listener, kvcache=kvcache)
+    return SchedulerApp(listener=listener, kvcache=kvcache, service=service)

@@ -7,6 +7,7 @@ carries (epoch, seq), so whoever got it the first time answers it again without 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar, cast
 
 import grpc
@@ -21,6 +22,8 @@ from augury.v1.worker_pb2_grpc import WorkerStub
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
+_HEALTH_SECONDS = 1.0
+_SHORT_S = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -101,8 +104,38 @@ class KvClient:
         """Raises FencedError or UnknownPoolError where the pool must be opened again."""
         return convert.grant_from_wire(await self._stream.ask(convert.proposal_to_wire(proposal)))
 
+    async def close_pool(self, spec: PoolSpec) -> None:
+        """Give the pool up. Where the service is away it is not told: it forgets what nobody uses."""
+        request = kvcache_pb2.ClosePoolRequest(pool=spec.pool, epoch=spec.epoch)
+        with suppress(grpc.aio.AioRpcError):
+            await self._stub.ClosePool(request, timeout=_SHORT_S)
+
     def close(self) -> None:
         self._stream.close()
+
+
+class KvHealth:
+    """What does not work as it should at the KV service, asked at most once in _HEALTH_SECONDS."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = KVCacheStub(channel)
+        self._flaws: tuple[str, ...] = ()
+        self._fresh_until = float("-inf")
+
+    async def flaws(self) -> tuple[str, ...]:
+        """In words, for people."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._fresh_until:
+            self._fresh_until = now + _HEALTH_SECONDS
+            self._flaws = await self._ask()
+        return self._flaws
+
+    async def _ask(self) -> tuple[str, ...]:
+        try:
+            reply = await self._stub.Status(kvcache_pb2.StatusRequest(), timeout=_SHORT_S)
+        except grpc.aio.AioRpcError:
+            return ("the KV service does not answer",)
+        return ("the KV registry is degraded",) if "degraded" in reply.registry else ()
 
 
 class WorkerClient:

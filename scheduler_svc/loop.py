@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from augury import limits
 from augury.errors import AuguryError, FencedError, UnknownPoolError
 from augury.types import Delta, Grant, Outcome, PoolSpec, Proposal, Step
 from scheduler_svc.clients import KvClient, WorkerClient
@@ -16,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class LaneLoop:
-    """One lane and its two streams. ``publish`` takes what each iteration brought."""
+    """One lane and its two streams. ``publish`` takes what each iteration brought, ``admitted`` who enters a step.
+
+    ``in_flight`` is the step that the worker is at; it is ``stalled`` where that takes too long (watch.py).
+    """
 
     def __init__(
         self,
@@ -25,17 +27,20 @@ class LaneLoop:
         kv: KvClient,
         worker: WorkerClient,
         publish: Callable[[list[Delta]], None],
+        admitted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.lane = lane
         self._spec = spec
         self._kv = kv
         self._worker = worker
         self._publish = publish
+        self._admitted = admitted
         self._wake = asyncio.Event()
         self._failures = 0
         self._opened = False
-        self._heard_at = time.monotonic()
-        self._asked_at: float | None = None
+        self.num_reports = 0
+        self.in_flight: Step | None = None
+        self.stalled = False
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -43,14 +48,16 @@ class LaneLoop:
 
     def heard(self) -> None:
         """The worker gave a sign of life."""
-        self._heard_at = time.monotonic()
+        self.num_reports += 1
 
     @property
     def ready(self) -> bool:
-        """Whether the worker takes requests, was heard of lately and does not hang in a step."""
-        now = time.monotonic()
-        stalled = self._asked_at is not None and now - self._asked_at > limits.STALL_SECONDS
-        return self._opened and now - self._heard_at < limits.SILENCE_SECONDS and not stalled
+        """Whether the worker takes requests and does not hang in a step."""
+        return self._opened and not self.stalled
+
+    async def probe(self) -> None:
+        """Return once the worker's engine is between two steps. One that was given up in a step may be at it still."""
+        await self._worker.tags()
 
     async def open(self) -> None:
         """Begin a new epoch at the KV service; requests that were running start over with the tokens they have."""
@@ -60,24 +67,29 @@ class LaneLoop:
         self.lane.fence(epoch, num_available)
         self._opened = True
 
-    async def run(self) -> None:
-        """Iterate for ever. A refused message means a fence: nothing is lost but the work in flight."""
-        while True:
-            await self._work()
+    async def run(self, may_leave: Callable[[], bool] = lambda: False) -> None:
+        """Iterate until it ``may_leave``, which is asked between steps.
+
+        A refused message means a fence: nothing is lost but the work in flight.
+        """
+        while not may_leave():
+            if not self.lane.has_work:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
             try:
                 await self._iterate()
             except FencedError as error:
                 _log.warning("fenced", extra={"pool": self._spec.pool, "error": str(error)})
                 await self.open()
 
+    async def retire(self) -> None:
+        """The worker is about to end, and its blocks with it."""
+        await self._kv.close_pool(self._spec)
+
     async def close(self) -> None:
         self._kv.close()
         await self._worker.close()
-
-    async def _work(self) -> None:
-        while not self.lane.has_work:
-            self._wake.clear()
-            await self._wake.wait()
 
     async def _iterate(self) -> None:
         try:
@@ -89,6 +101,8 @@ class LaneLoop:
         if step is None:
             await asyncio.sleep(0)
             return
+        for new in step.fresh:
+            self._admitted(new.handle)
         outcome = await self._execute(step)
         if outcome is not None:
             self._publish(self.lane.apply(outcome))
@@ -107,7 +121,7 @@ class LaneLoop:
 
     async def _execute(self, step: Step) -> Outcome | None:
         """The outcome; None where the worker refused the step, once after a fresh start, then its requests fail."""
-        self._asked_at = time.monotonic()
+        self.in_flight = step
         try:
             outcome = await self._worker.execute(step)
         except FencedError:
@@ -122,6 +136,6 @@ class LaneLoop:
             await self.open()
             return None
         finally:
-            self._asked_at = None
+            self.in_flight = None
         self._failures = 0
         return outcome

@@ -28,10 +28,11 @@ work so small takes longer than to do it, and threads that wait for one another 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerApp:
-    """``registered`` is set while the scheduler knows the worker."""
+    """``registered`` is set while the scheduler knows the worker; ``leaving``, once set, makes it give it up."""
 
     listener: rpc.Listener
     registered: asyncio.Event
+    leaving: asyncio.Event
     registration: asyncio.Task[None]
     scheduler: grpc.aio.Channel
     executor: ThreadPoolExecutor
@@ -39,6 +40,12 @@ class WorkerApp:
     @property
     def address(self) -> str:
         return self.listener.address
+
+    async def drain(self) -> None:
+        """Return once the scheduler expects nothing of the worker any more, or is gone."""
+        await self.listener.set_ready(False)
+        self.leaving.set()
+        await asyncio.wait([self.registration])
 
     async def stop(self, grace_s: float) -> None:
         self.registration.cancel()
@@ -69,11 +76,12 @@ async def start(settings: Settings) -> WorkerApp:
         num_prefill_lookahead=engine.description.num_prefill_lookahead,
         max_drafts=engine.description.max_drafts,
     )
-    scheduler, registered = rpc.connect(settings.scheduler.address), asyncio.Event()
+    scheduler, registered, leaving = rpc.connect(settings.scheduler.address), asyncio.Event(), asyncio.Event()
     return WorkerApp(
         listener=listener,
         registered=registered,
-        registration=asyncio.create_task(keep_registered(info, scheduler, registered)),
+        leaving=leaving,
+        registration=asyncio.create_task(keep_registered(info, scheduler, registered, leaving)),
         scheduler=scheduler,
         executor=executor,
     )

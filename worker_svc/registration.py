@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -16,44 +17,64 @@ _log = logging.getLogger(__name__)
 Call = grpc.aio.StreamStreamCall[scheduler_pb2.WorkerReport, Any]
 
 
-async def keep_registered(info: WorkerInfo, channel: grpc.aio.Channel, registered: asyncio.Event) -> None:
-    """Register, hold the stream open with heartbeats, and begin again whenever it breaks; for ever.
+async def keep_registered(
+    info: WorkerInfo, channel: grpc.aio.Channel, registered: asyncio.Event, leaving: asyncio.Event | None = None
+) -> None:
+    """Register, hold the stream open with heartbeats, and begin again whenever it breaks, until ``leaving`` is set.
 
-    ``registered`` is set while the scheduler knows the worker.
+    ``registered`` is set while the scheduler knows the worker. A scheduler that knows it when it wants to leave is told
+    so, and has to release it or to end first.
     """
+    leaving = leaving or asyncio.Event()
     stub = WorkersStub(channel)
     first, longest = limits.CONNECT_RETRY_SECONDS
     pause = first
-    while True:
+    while not leaving.is_set():
         call = stub.Register()
         try:
             await call.write(scheduler_pb2.WorkerReport(hello=convert.hello_to_wire(info)))
             if await call.read() is not grpc.aio.EOF:
                 registered.set()
                 pause = first
-                await _hold(call)
+                await _hold(call, leaving)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             _log.warning("not registered", extra={"worker": info.worker_id, "error": _reason(error)})
         finally:
             registered.clear()
             call.cancel()
-        await asyncio.sleep(pause)
+        await _wait(leaving, pause)
         pause = min(2 * pause, longest)
 
 
-async def _hold(call: Call) -> None:
-    pulse = asyncio.create_task(_beat(call))
+async def _hold(call: Call, leaving: asyncio.Event) -> None:
+    """Return once the stream has ended, or the worker is released."""
+    reporter = asyncio.create_task(_report(call, leaving))
     try:
-        while await call.read() is not grpc.aio.EOF:
+        while not _is_last(await call.read()):
             pass
     finally:
-        pulse.cancel()
+        reporter.cancel()
 
 
-async def _beat(call: Call) -> None:
+async def _report(call: Call, leaving: asyncio.Event) -> None:
+    told = False
     while not call.done():
-        await asyncio.sleep(limits.HEARTBEAT_SECONDS)
+        if leaving.is_set() and not told:
+            told = True
+            await call.write(scheduler_pb2.WorkerReport(leaving=scheduler_pb2.Leaving()))
+        await (asyncio.sleep(limits.HEARTBEAT_SECONDS) if told else _wait(leaving, limits.HEARTBEAT_SECONDS))
         await call.write(scheduler_pb2.WorkerReport(heartbeat=scheduler_pb2.Heartbeat()))
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until ``event`` is set, for ``seconds`` at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _is_last(orders: Any) -> bool:
+    return orders is grpc.aio.EOF or orders.released
 
 
 def _reason(error: Exception) -> str:

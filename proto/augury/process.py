@@ -1,4 +1,4 @@
-"""What every service process does alike: read settings, start, say where, wait for a signal, stop."""
+"""What every service process does alike: read settings, start, say where, wait for a signal, drain, stop."""
 
 import argparse
 import asyncio
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,9 @@ class Running(Protocol):
 
     @property
     def address(self) -> str: ...
+
+    async def drain(self) -> None:
+        """Take no new work, and return once what is under way has ended or goes on elsewhere. May be cancelled."""
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls and end within about ``grace_s`` seconds."""
@@ -61,6 +65,9 @@ async def _serve(name: str, start: Callable[[Settings], Awaitable[Running]], set
     running = await start(settings)
     print(f"{name} ready at {running.address}", flush=True)
     await stopping.wait()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(settings.service.drain_seconds):
+            await running.drain()
     await running.stop(STOP_GRACE_S)
 
 

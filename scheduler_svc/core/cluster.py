@@ -10,11 +10,15 @@ from scheduler_svc.core.scheduler import Scheduler
 
 
 class Cluster:
-    """Lanes (one scheduler per worker) and the requests that wait for any lane, *parked*."""
+    """Lanes (one scheduler per worker) and the requests that wait for any lane, *parked*.
+
+    No request is placed on a lane that is *draining*.
+    """
 
     def __init__(self, max_requests: int) -> None:
         self.lanes: dict[str, Scheduler] = {}
         self.parked: dict[int, Request] = {}
+        self.draining: set[str] = set()
         self._max_requests = max_requests
         self._homes: dict[int, str] = {}
         self._handles = count(1)
@@ -50,6 +54,28 @@ class Cluster:
         home = self._homes.get(handle)
         return self.lanes[home].cancel(handle) if home in self.lanes else None
 
+    def fail(self, handle: int, error: AuguryError) -> list[Delta]:
+        """End a request with ``error``; empty where it has ended before."""
+        if self.parked.pop(handle, None) is not None:
+            return [Delta(ticket=handle, ended=failed(error))]
+        home = self._homes.get(handle)
+        return self.lanes[home].fail(handle, error) if home in self.lanes else []
+
+    def drain(self, worker: str) -> None:
+        """A worker wants to leave: it gets no new requests, and goes once it ``may_leave``."""
+        self.draining.add(worker)
+
+    def may_leave(self, worker: str) -> bool:
+        """Whether a worker that is draining has nothing to do, or another one can go on with it."""
+        if worker not in self.draining:
+            return False
+        lane = self.lanes.get(worker)
+        return lane is None or not lane.has_work or bool(self._open_lanes())
+
+    def has_other(self, worker: str) -> bool:
+        """Whether requests of a worker could go on at another one."""
+        return any(lane.config.pool != worker for lane in self._open_lanes())
+
     def join(self, lane: Scheduler) -> list[Delta]:
         """A worker is ready: parked requests go to it, and those of an earlier lane of its name.
 
@@ -64,6 +90,7 @@ class Cluster:
     def leave(self, worker: str) -> list[Delta]:
         """A worker is gone: its requests go on elsewhere, with the tokens they have."""
         lane = self.lanes.pop(worker, None)
+        self.draining.discard(worker)
         return self._replace(lane.evacuate()) if lane else []
 
     def forget(self, handle: int) -> None:
@@ -81,12 +108,16 @@ class Cluster:
 
     def _place(self, request: Request) -> None:
         """To the lane with the fewest requests that can hold it, or to the parking place while there is none."""
-        if not self.lanes:
+        lanes = self._open_lanes()
+        if not lanes:
             self.parked[request.handle] = request
             return
-        lane = min(self.lanes.values(), key=lambda lane: (not fits(lane.config, request), lane.num_requests))
+        lane = min(lanes, key=lambda lane: (not fits(lane.config, request), lane.num_requests))
         lane.submit(request)
         self._homes[request.handle] = lane.config.pool
+
+    def _open_lanes(self) -> list[Scheduler]:
+        return [lane for name, lane in self.lanes.items() if name not in self.draining]
 
 
 def failed(error: AuguryError) -> Ended:

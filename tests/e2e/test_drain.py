@@ -61,7 +61,43 @@ def test_workers_that_are_told_to_end_hand_over_or_finish_what_they_have(
     assert not any(text.done() for text in texts), "the streams ended too early to show anything"
     assert tiny.running["worker-0"].popen.wait(10) == 0
     assert [text.result() for text in texts] == undisturbed
+    assert [pool.pool for pool in tiny.inspect().pools] == ["worker-1"]
     texts = begin(tiny, pool, 1)
     assert tiny.terminate("worker-1") == 0
     assert [text.result(1) for text in texts] == undisturbed
     assert not tiny.describe().workers
+
+
+def test_a_worker_that_stands_still_is_given_up_and_comes_back_when_it_wakes(
+    tiny: Processes, pool: ThreadPoolExecutor
+) -> None:
+    undisturbed = alone(tiny)
+    texts = begin(tiny, pool, 2)
+    still = tiny.running["worker-0"].popen
+    still.send_signal(signal.SIGSTOP)
+    try:
+        wait_until_gone(tiny, "worker-0")
+        assert [text.result() for text in texts] == undisturbed
+    finally:
+        still.send_signal(signal.SIGCONT)
+    wait_for_workers(tiny, 2)
+    texts = begin(tiny, pool, 2)
+    assert [text.result() for text in texts] == undisturbed
+
+
+def test_a_scheduler_that_is_told_to_end_finishes_its_requests_and_leaves_later_ones_to_the_next(
+    tiny: Processes, pool: ThreadPoolExecutor
+) -> None:
+    undisturbed = alone(tiny)
+    texts = begin(tiny, pool, 2)
+    scheduler = tiny.running["scheduler_svc"].popen
+    scheduler.send_signal(signal.SIGTERM)
+    while any(worker.ready for worker in tiny.describe().workers):
+        time.sleep(0.01)
+    with ThreadPoolExecutor(1) as late:
+        later = late.submit(complete, client_of(tiny), 0, NUM_TOKENS)
+        assert [text.result() for text in texts] == undisturbed
+        assert scheduler.wait(20) == 0
+        assert not later.done()
+        tiny.restart("scheduler_svc")
+        assert later.result() == undisturbed[0]

@@ -1,6 +1,7 @@
 """The scheduler's clock: deadlines, patience without a worker, workers that leave, hang or fall silent, its own end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
@@ -25,10 +26,15 @@ from augury.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from gateway.client import SchedulerClient
 from kvcache_svc.registry import MemoryRegistry
 from kvcache_svc.service import KVCacheService
+from scheduler_svc.clients import KvClient, WorkerClient
+from scheduler_svc.core.lane import LaneConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.loop import LaneLoop
 from scheduler_svc.service import SchedulerService
+from scheduler_svc.watch import watch
 from tests.rpc import virtual_time
 from tests.scheduler.harness import continuation, generation, lane_config
-from tests.scheduler.test_loop import CONFIG, STEP_SECONDS, Served, start_kvcache
+from tests.scheduler.test_loop import CONFIG, SPEC, STEP_SECONDS, Served, start_kvcache
 from worker_svc.registration import keep_registered
 
 SETTINGS = SchedulerSettings(silence_seconds=3, stall_seconds=20, wait_seconds=60)
@@ -50,6 +56,12 @@ class Hanging(Served):
         async for outcome in super().Execute(request_iterator, context):
             await self.goes_on.wait()
             yield outcome
+
+    async def Tags(
+        self, request: worker_pb2.TagsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.TagsReply:
+        await self.goes_on.wait()
+        return await super().Tags(request, context)
 
 
 @dataclass
@@ -106,6 +118,10 @@ def info(name: str) -> WorkerInfo:
     )
 
 
+def config_of(worker: WorkerInfo) -> LaneConfig:
+    return lane_config(pool=worker.worker_id, num_blocks=worker.num_blocks, budget=12)
+
+
 def in_house(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
     """Plays ``story`` on virtual time."""
 
@@ -114,8 +130,7 @@ def in_house(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
             house_kv = await start_kvcache()
             stack.push_async_callback(house_kv.stop, 0)
             kvcache = rpc.connect("local:kv")
-            config = lambda info: lane_config(pool=info.worker_id, num_blocks=info.num_blocks, budget=12)  # noqa: E731
-            service = SchedulerService(config, kvcache, rpc.connect, SETTINGS)
+            service = SchedulerService(config_of, kvcache, rpc.connect, SETTINGS)
             listener = await rpc.listen(
                 "local:scheduler",
                 partial(add_SchedulerServicer_to_server, service),
@@ -192,6 +207,7 @@ def test_a_worker_that_leaves_hands_over_between_two_steps_and_is_released() -> 
         await asyncio.wait_for(house.registrations["a"], 1)
         assert await house.states() == {"b": (True, False)}
         assert text(await reading) == continuation(PROMPT, 300)
+        assert await house.num_leases() == 0
         (fresh,) = [new for step in house.workers["b"].steps for new in step.fresh]
         assert len(fresh.tokens) > len(PROMPT) + num_steps - 5
 
@@ -205,7 +221,7 @@ def test_the_last_worker_finishes_what_it_has_before_it_is_released() -> None:
         await asyncio.sleep(1)
         house.leaving["a"].set()
         later = house.begin(generation([5]))
-        await house.registrations["a"]
+        await asyncio.wait_for(house.registrations["a"], 60)
         assert text(await asyncio.wait_for(reading, 1)) == continuation(PROMPT, 300)
         assert await house.num_leases() == 0
         assert not later.done()
@@ -255,6 +271,10 @@ def test_a_worker_that_hangs_in_a_step_is_given_up_once_another_can_go_on() -> N
         assert await house.states() == {"a": (False, False)}
         await house.start_worker("b")
         assert text(await asyncio.wait_for(reading, 10)) == continuation(PROMPT, 300)
+        assert await house.states() == {"a": (False, False), "b": (True, False)}
+        house.workers["a"].goes_on.set()
+        await asyncio.sleep(STEP_SECONDS)
+        assert await house.states() == {"a": (True, False), "b": (True, False)}
 
     in_house(story)
 
@@ -281,7 +301,7 @@ def test_a_worker_that_falls_silent_is_given_up_within_the_time_that_is_set() ->
         assert await call.read() == scheduler_pb2.WorkerOrders(registered=True)
         began = now()
         await asyncio.sleep(STEP_SECONDS)
-        assert await house.states() == {"mute": (True, False)}
+        assert await house.states() == {"mute": (False, False)}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -311,5 +331,46 @@ def test_a_kv_service_that_does_not_answer_or_has_lost_its_registry_is_a_flaw_un
         assert await flaws() == ("the KV registry is degraded",)
         registry.status = "redis"
         assert await flaws() == ()
+
+    in_house(story)
+
+
+def hold_up(seconds: float) -> None:
+    """Nothing else happens on the event loop meanwhile."""
+    time.sleep(seconds)
+
+
+async def test_a_scheduler_that_was_held_up_itself_blames_no_worker() -> None:
+    channels = rpc.connect("local:kv"), rpc.connect("local:w")
+    lane = Scheduler(CONFIG, epoch=0, num_available=0)
+    loop = LaneLoop(lane, SPEC, KvClient(channels[0]), WorkerClient(channels[1]), lambda _: None)
+    settings = SchedulerSettings(silence_seconds=0.2, stall_seconds=9)
+    watching = asyncio.create_task(watch(loop, settings, lambda: True))
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        hold_up(2 * settings.silence_seconds)
+        await asyncio.sleep(0)
+        loop.heard()
+        await asyncio.sleep(0.05)
+    assert not watching.done()
+    with pytest.raises(NoWorkerError):
+        await asyncio.wait_for(watching, 5)
+
+
+def test_the_queue_of_a_worker_is_what_its_requests_have_yet_to_compute() -> None:
+    async def story(house: House) -> None:
+        await house.start_worker("a")
+        house.workers["a"].goes_on.clear()
+        reading = [house.begin(LONG), house.begin(generation(range(100, 107), max_tokens=300))]
+        await asyncio.sleep(1)
+        (worker,) = (await house.client.describe()).workers
+        assert worker.queue_tokens == len(PROMPT) + 7
+        house.workers["a"].goes_on.set()
+        await asyncio.sleep(1)
+        (worker,) = (await house.client.describe()).workers
+        assert worker.queue_tokens == len(reading)
+        await asyncio.gather(*reading)
+        (worker,) = (await house.client.describe()).workers
+        assert worker.queue_tokens == 0
 
     in_house(story)
