@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class LaneLoop:
-    """One lane and its two streams. ``publish`` takes what each iteration brought, ``admitted`` who enters a step.
+    """One lane and its two streams. ``publish`` takes what each iteration brought, ``stepped`` each step as it goes.
 
     ``in_flight`` is the step that the worker is at; it is ``stalled`` where that takes too long (watch.py).
     """
@@ -27,14 +27,14 @@ class LaneLoop:
         kv: KvClient,
         worker: WorkerClient,
         publish: Callable[[list[Delta]], None],
-        admitted: Callable[[int], None] = lambda _: None,
+        stepped: Callable[[str, Step], None] = lambda *_: None,
     ) -> None:
         self.lane = lane
         self._spec = spec
         self._kv = kv
         self._worker = worker
         self._publish = publish
-        self._admitted = admitted
+        self._stepped = stepped
         self._wake = asyncio.Event()
         self._failures = 0
         self._opened = False
@@ -101,8 +101,7 @@ class LaneLoop:
         if step is None:
             await asyncio.sleep(0)
             return
-        for new in step.fresh:
-            self._admitted(new.handle)
+        self._stepped(self._spec.pool, step)
         outcome = await self._execute(step)
         if outcome is not None:
             self._publish(self.lane.apply(outcome))

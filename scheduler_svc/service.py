@@ -12,15 +12,18 @@ from augury import convert, limits
 from augury.config import SchedulerSettings
 from augury.errors import AuguryError, DeadlineError, InvalidRequestError, NoWorkerError, OverloadedError
 from augury.geometry import scheduler_block
-from augury.types import Delta, Description, PoolSpec, WorkerInfo, WorkerStatus
+from augury.tracing import SILENT
+from augury.types import Delta, Description, PoolSpec, Step, WorkerInfo, WorkerStatus
 from augury.v1 import scheduler_pb2
 from augury.v1.scheduler_pb2_grpc import SchedulerServicer, WorkersServicer
+from scheduler_svc import spans
 from scheduler_svc.clients import KvClient, KvHealth, WorkerClient
 from scheduler_svc.core.cluster import Cluster, failed
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.loop import LaneLoop
 from scheduler_svc.outbox import Outbox, Route
+from scheduler_svc.spans import Spans
 from scheduler_svc.watch import watch
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -49,6 +52,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
         self._workers: dict[str, WorkerInfo] = {}
         self._routes: dict[int, Route] = {}
         self._outboxes: set[Outbox] = set()
+        self._spans = Spans()
         self._draining = False
         self._emptied = asyncio.Event()
         self._ended = asyncio.Event()
@@ -93,7 +97,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
         workers = list(self._workers.values())
         description = Description(
             model=workers[0].model if workers else None,
-            max_model_len=self._cluster.max_len,
+            max_model_len=min((loop.lane.config.max_len for loop in self._loops.values()), default=None),
             vocab_size=min((worker.vocab_size for worker in workers), default=None),
             num_parked=len(self._cluster.parked),
             flaws=await self._health.flaws(),
@@ -111,15 +115,20 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
                 self._cancel(outbox.handles[message.cancel.ticket])
 
     def _submit(self, submit: scheduler_pb2.Submit, outbox: Outbox) -> None:
+        span = SILENT
         try:
             if self._draining:
                 raise NoWorkerError(_ENDING)
             outbox.check_open(submit.ticket)
             generation = convert.submit_from_wire(submit)
-            handle = self._cluster.submit(generation)
+            span = spans.begin(generation)
+            handle = self._cluster.submit(replace(generation, trace=span.trace))
         except AuguryError as error:
-            outbox.put(Delta(ticket=submit.ticket, ended=failed(error)))
+            ended = failed(error)
+            spans.finish(span, ended)
+            outbox.put(Delta(ticket=submit.ticket, ended=ended))
             return
+        self._spans.follow(handle, span)
         outbox.handles[submit.ticket] = handle
         clock = asyncio.get_running_loop()
         route = self._routes[handle] = Route(outbox=outbox, ticket=submit.ticket, submitted_at=clock.time())
@@ -147,13 +156,16 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
             error = NoWorkerError(_ENDING if self._draining else f"there has been no worker for {wait_s:g} s")
             route.patience = asyncio.get_running_loop().call_later(wait_s, self._fail, handle, error)
 
-    def _admitted(self, handle: int) -> None:
-        route = self._routes.get(handle)
-        if route is not None and route.waited_ms is None:
-            route.waited_ms = round(1000 * (asyncio.get_running_loop().time() - route.submitted_at))
+    def _stepped(self, worker_id: str, step: Step) -> None:
+        self._spans.stepped(worker_id, step)
+        for new in step.fresh:
+            route = self._routes.get(new.handle)
+            if route is not None and route.waited_ms is None:
+                route.waited_ms = round(1000 * (asyncio.get_running_loop().time() - route.submitted_at))
 
     def _publish(self, deltas: list[Delta]) -> None:
         for delta in deltas:
+            self._spans.published(delta)
             route = self._routes[delta.ticket]
             if delta.ended:
                 route.close()
@@ -214,7 +226,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
         lane = Scheduler(config, epoch=0, num_available=0)
         self._workers[info.worker_id] = info
         kv, worker = KvClient(self._kvcache), WorkerClient(self._connect(info.address))
-        loop = self._loops[info.worker_id] = LaneLoop(lane, _pool_spec(info), kv, worker, self._publish, self._admitted)
+        loop = self._loops[info.worker_id] = LaneLoop(lane, _pool_spec(info), kv, worker, self._publish, self._stepped)
         return loop
 
     async def _drive(self, info: WorkerInfo, loop: LaneLoop) -> None:

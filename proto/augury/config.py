@@ -59,7 +59,7 @@ class SchedulerSettings(_Section, frozen=True):
     max_batched_tokens: Annotated[int, doc("Token budget of one iteration", ge=1)] = 512
     max_running: Annotated[int, doc("Requests in one worker's batch", ge=1, le=4096)] = 64
     policy: Annotated[Literal["fcfs", "priority"], doc("Order of requests")] = "fcfs"
-    silence_seconds: Annotated[float, doc("A worker that is silent for so long is given up", ge=0.1)] = 3.0
+    silence_seconds: Annotated[float, doc("A worker that is silent for so long is given up", ge=2)] = 3.0
     stall_seconds: Annotated[float, doc("A worker that works at one step for so long is given up", ge=0.1)] = 30.0
     wait_seconds: Annotated[float, doc("Requests wait so long for a worker while there is none", ge=0)] = 60.0
 

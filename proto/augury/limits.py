@@ -25,12 +25,6 @@ MAX_REGISTRY_QUEUE = 200_000
 """Registry entries that wait for a slow or absent Redis; beyond it the pool is written anew once Redis is back."""
 
 HEARTBEAT_SECONDS = 1.0
-SILENCE_SECONDS = 5.0
-"""A worker not heard of for so long is not ready."""
-
-STALL_SECONDS = 60.0
-"""A worker that works at one step for so long is not ready."""
-
 POOL_IDLE_SECONDS = 600.0
 """The KV service forgets a pool that nobody has used for so long; its scheduler, if it lives, opens it again."""
 

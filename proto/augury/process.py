@@ -12,7 +12,7 @@ from typing import Protocol
 
 import uvloop
 
-from augury import config, telemetry
+from augury import config, telemetry, tracing
 from augury.config import Settings
 
 STOP_GRACE_S = 5.0
@@ -53,6 +53,7 @@ def main(name: str, start: Callable[[Settings], Awaitable[Running]], argv: Seque
     try:
         settings = settings_from(options)
         telemetry.setup(settings.log.level)
+        tracing.setup(f"augury-{name.removesuffix('_svc')}", settings.telemetry)
         uvloop.run(_serve(name, start, settings))
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)

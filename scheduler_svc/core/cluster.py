@@ -27,11 +27,6 @@ class Cluster:
     def num_requests(self) -> int:
         return len(self.parked) + sum(lane.num_requests for lane in self.lanes.values())
 
-    @property
-    def max_len(self) -> int | None:
-        """Tokens that fit every worker; None without workers."""
-        return min((lane.config.max_len for lane in self.lanes.values()), default=None)
-
     def submit(self, generation: Generation) -> int:
         """Accept a request and return its handle.
 
