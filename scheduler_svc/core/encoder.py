@@ -1,8 +1,10 @@
 """Encoder inputs (images and the like): which are encoded with a chunk, how far it may reach, when they are let go.
 
-An input is encoded whole, in the step whose chunk first needs one of its embeddings, and kept at the worker until
-nothing can need them again. Modules read ``lookahead`` tokens past the chunk, so the window of need is shifted by that
-many (mtp_semantics rule G, §2.8). All lengths are in tokens, of which each has one embedding.
+An input is encoded whole, in the step whose chunk first needs one of its embeddings, and kept at the worker until its
+last token is computed: neither the target nor a rejection comes back to it. Modules do, from their frontier on; a
+worker keeps the embeddings of those rows beside their hidden states, so an input never waits for modules that lag.
+Modules read ``lookahead`` tokens past the chunk, so the window of need is shifted by that many (mtp_semantics rule G,
+§2.8). All lengths are in tokens, of which each has one embedding.
 """
 
 from collections import OrderedDict
@@ -68,10 +70,13 @@ class EncoderCache:
         self._num_left -= sum(inputs[index].length for index in encoded)
         return size, encoded
 
-    def release(self, handle: int, inputs: Sequence[EncoderInput], end: int | None = None) -> None:
-        """The request needs none of its inputs that end before position ``end``, or at it; None: none at all."""
-        needed = {item.digest for item in inputs if end is not None and item.start + item.length > end}
-        for digest in {item.digest for item in inputs} - needed:
+    def release(self, handle: int, inputs: Sequence[EncoderInput], num_computed: int = 0) -> None:
+        """So many tokens are computed: the request holds the input that it is in the middle of, if it is, and no other.
+
+        Not those that were read ahead of the chunk either, lest they take the room of one that comes before them.
+        """
+        held = {item.digest for item in inputs if item.start < num_computed < item.start + item.length}
+        for digest in {item.digest for item in inputs} - held:
             holders = self._holders.get(digest, set())
             holders.discard(handle)
             if not holders and self._holders.pop(digest, None) is not None:
@@ -125,15 +130,6 @@ def check_inputs(inputs: Sequence[EncoderInput], num_prompt: int, largest: int) 
         if item.length > largest:
             raise InvalidRequestError(f"an input of {item.length} tokens, where the worker encodes {largest}", "inputs")
         end = item.start + item.length
-
-
-def releasable(num_computed: int, num_final: int, lookahead: int) -> int:
-    """Inputs that end here or before are needed no more.
-
-    Neither the target nor a rejection comes back to a computed token. The modules do, to the rows from the frontier on;
-    the worker keeps the embeddings of the last ``lookahead`` computed tokens for them, which covers all but a lag.
-    """
-    return num_computed if num_computed - num_final <= lookahead else num_final
 
 
 def extra_of(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:

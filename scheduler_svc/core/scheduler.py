@@ -20,7 +20,7 @@ from augury.types import (
     Step,
 )
 from scheduler_svc.core import room
-from scheduler_svc.core.encoder import EncoderCache, releasable
+from scheduler_svc.core.encoder import EncoderCache
 from scheduler_svc.core.lane import Counters, Debts, LaneConfig
 from scheduler_svc.core.misses import Misses
 from scheduler_svc.core.names import Names
@@ -284,8 +284,7 @@ class Scheduler:
             elif request.num_computed >= request.seal_at:
                 self._owe_seals(request)
             if self._encoder:
-                end = releasable(request.num_computed, request.num_final, self.config.num_prefill_lookahead)
-                self._encoder.release(request.handle, request.generation.inputs, end)
+                self._encoder.release(request.handle, request.generation.inputs, request.num_computed)
         for handle in outcome.refused:
             self._start_over(handle)
         for handle in outcome.failed:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from augury.errors import InvalidRequestError
 from augury.types import EncoderInput, Outcome, Step
-from scheduler_svc.core.encoder import EncoderCache, Span, releasable
+from scheduler_svc.core.encoder import EncoderCache, Span
 from tests.scheduler.harness import Harness, Worker, generation, lane_config
 
 
@@ -86,13 +86,6 @@ def test_an_input_that_does_not_fit_bounds_the_chunk_and_no_more(gap: int, looka
     assert chunks(harness) == [(100, (0,))]
 
 
-@pytest.mark.parametrize(
-    ("num_computed", "num_final", "end"), [(149, 149, 149), (150, 147, 150), (150, 146, 146)], ids=str
-)
-def test_an_input_is_kept_while_a_row_can_come_back_to_it(num_computed: int, num_final: int, end: int) -> None:
-    assert releasable(num_computed, num_final, lookahead=3) == end
-
-
 def test_an_input_is_let_go_once_it_is_computed() -> None:
     cache = EncoderCache(100, 100, lookahead=0)
     (item,) = inputs((50, 100))
@@ -102,6 +95,22 @@ def test_an_input_is_let_go_once_it_is_computed() -> None:
     assert cache.num_held == 100
     cache.release(1, [item], 150)
     assert cache.num_held == 0
+
+
+def test_an_image_that_comes_again_leaves_room_for_what_stands_between() -> None:
+    harness = lane(8, 4, budget=30, prefix_caching=False)
+    again = [EncoderInput(start=start, length=3, digest=b"again") for start in (2, 15)]
+    harness.submit(replace(generation(range(24)), inputs=(again[0], *inputs((5, 4)), again[1])))
+    harness.run()
+    harness.assert_told(1)
+
+
+def test_what_was_read_ahead_does_not_bar_what_comes_before_it() -> None:
+    harness = lane(8, 3, 4, budget=7, prefix_caching=False)
+    again = [EncoderInput(start=start, length=3, digest=b"again") for start in (10, 16)]
+    harness.submit(replace(generation(range(28)), inputs=(again[0], *inputs((14, 1)), again[1])))
+    harness.run()
+    harness.assert_told(1)
 
 
 def test_two_requests_share_what_shows_the_same() -> None:

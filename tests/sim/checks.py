@@ -1,12 +1,13 @@
 """What must hold of every proposal, step and rest, seen from outside the cores."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import takewhile
 
+from augury.convert.kvcache import Content
 from augury.geometry import NULL_BLOCK, peak_blocks
-from augury.types import Delta, Grant, Miss, Outcome, Proposal, Step
+from augury.types import Delta, Grant, Holding, Miss, Outcome, Proposal, Step
 from kvcache_svc.core.coordinator import Coordinator
 from kvcache_svc.core.leases import Tables
 from scheduler_svc.core.lane import Counters, LaneConfig
@@ -22,7 +23,7 @@ class OrderCheck:
     def __init__(self) -> None:
         self._entering: set[int] = set()
         self._num_running = 0
-        self._hits: dict[int, set[int]] = {}
+        self._num_hit: dict[int, int] = {}
         self._peaks: dict[int, int] = {}
         """Blocks that each running request was to need at most, when last one was admitted; by handle."""
 
@@ -61,8 +62,7 @@ class OrderCheck:
             return
         running = {request.handle: request for request in lane.running.items}
         self._peaks = {handle: _peak(lane.config, request) for handle, request in running.items()}
-        self._hits = {handle: blocks for handle, blocks in self._hits.items() if handle in running}
-        self._hits.update((new.handle, {block for block, _ in new.hits}) for new in step.fresh)
+        self._num_hit.update((new.handle, new.num_computed) for new in step.fresh)
         if pool is None or len(running) == 1 or pool.leases.tables.keys() != running.keys():
             return
         if any(group.window is not None for group in lane.config.groups):
@@ -77,8 +77,9 @@ class OrderCheck:
         num_ahead = min(request.remaining, config.max_batched_tokens) + config.max_drafts
         claim = 0
         for group, table in zip(config.groups, tables, strict=True):
-            useless = {NULL_BLOCK} if group.window is None else {NULL_BLOCK} | self._hits[request.handle]
-            claim += max(0, group.peak(num_slots, num_ahead) - sum(block not in useless for block in table))
+            num_hit = 0 if group.window is None else self._num_hit[request.handle] // group.block_size
+            num_held = sum(block != NULL_BLOCK for block in table[num_hit:])
+            claim += max(0, group.peak(num_slots, num_ahead) - num_held)
         return claim
 
 
@@ -108,9 +109,14 @@ def check_step(lane: Scheduler, step: Step, worker: Worker) -> None:
             f"request {handle} verifies {row.num_drafts} of {usable[handle]} drafts"
         )
     for oldest in [r for r in ready if r.remaining > 1][:1]:
-        assert oldest.handle in rows, f"the oldest prompt, {oldest.handle}, does not advance"
+        # An input may have to wait until another request lets go of one.
+        assert oldest.handle in rows or oldest.generation.inputs, (
+            f"the oldest prompt, {oldest.handle}, does not advance"
+        )
     for oldest in [r for r in ready if r.remaining == 1][:1]:
-        assert oldest.handle in rows, f"the oldest decode, {oldest.handle}, does not advance"
+        assert oldest.handle in rows or oldest.generation.inputs, (
+            f"the oldest decode, {oldest.handle}, does not advance"
+        )
         num_drafts = rows[oldest.handle].num_drafts
         assert num_drafts == usable[oldest.handle], f"the oldest decode, {oldest.handle}, is cut short"
 
@@ -219,6 +225,17 @@ def check_tables(step: Step, worker: Worker, pool: Coordinator | None) -> None:
             continue
         for group, index, block in worker.needed(row.handle):
             assert tables[group][index] == block, f"request {row.handle} needs block {block}, which it gave back"
+
+
+def check_renewal(holdings: Sequence[Holding], content: Content, owed: Collection[bytes], worker: Worker) -> None:
+    """All that is sealed is handed over: what the lost proposal sealed (``owed``), and what leases hold."""
+    known = {*content}
+    for holding in holdings:
+        known |= {(holding.blocks[seal.group][seal.index], seal.key) for seal in holding.seals}
+    assert {*owed} <= {key for _, key in known}, "a seal of the lost proposal is not handed over"
+    for handle in worker.held.keys() & {holding.lease for holding in holdings}:
+        tags = {(block, worker.tags[block]) for _, _, block in worker.needed(handle) if block in worker.tags}
+        assert tags <= known, f"sealed blocks of lease {handle} are not handed over"
 
 
 def check_rest(lane: Scheduler, coordinator: Coordinator | None) -> None:

@@ -10,6 +10,7 @@ from augury.errors import ContextLengthError, OverloadedError
 from augury.types import Delta, Ended, EndReason, Generation, NewRequest, SamplingParams, StopParams
 from scheduler_svc.core.cluster import Cluster
 from tests.sim.clock import Clock
+from tests.sim.images import Painter
 from tests.sim.model import EOS, VOCAB_SIZE
 from tests.sim.oracle import Text, right_text
 from tests.sim.plan import Load, Plan
@@ -55,6 +56,7 @@ class Clients:
         self._wake = wake
         self._rng = plan.random("clients")
         self._writer = Writer(plan.random("prompts"), plan.load, plan.shape.max_model_len)
+        self._painter = Painter(plan.random("inputs"), plan.shape)
 
     def salt(self, handle: int) -> bytes:
         return self._salts[handle]
@@ -75,6 +77,7 @@ class Clients:
     def write(self, number: int) -> Generation:
         """A fresh request, whose text may be part of later prompts."""
         generation = self._writer.write(f"request {number}")
+        generation = replace(generation, inputs=self._painter.inputs(generation))
         text = self._written[generation.request_id] = right_text(generation, self._model)
         self._writer.remember((*generation.prompt, *text.tokens))
         return generation

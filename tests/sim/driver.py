@@ -7,7 +7,7 @@ from augury.errors import FencedError
 from augury.types import Grant, Outcome, PoolSpec, Proposal, Step
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.scheduler import Scheduler
-from tests.sim.checks import DraftCount, LookupCount, OrderCheck, check_step, check_tables
+from tests.sim.checks import DraftCount, LookupCount, OrderCheck, check_renewal, check_step, check_tables
 from tests.sim.messages import Answer, AskTags, Open, Opened, Question, Refusal, Tags, stamp
 from tests.sim.worker import Worker
 from tests.sim.world import World
@@ -174,8 +174,7 @@ class Driver:
         self.kv_link.break_off()
         holdings, content = self._joined.renew(list(tags.content))
         self._renewing = True
-        known = {key for _, key in content} | {seal.key for holding in holdings for seal in holding.seals}
-        assert self._owed <= known, f"{self._config.pool} forgets what it sealed in the lost proposal"
+        check_renewal(holdings, content, self._owed, self._worker)
         renewal = Open(
             spec=self._spec,
             number=next(self._numbers),

@@ -11,6 +11,7 @@ from tests.sim.checks import PeakCheck
 from tests.sim.clock import Clock
 from tests.sim.messages import Answer, Open, Opened, Refusal, stamp
 from tests.sim.plan import Registry
+from tests.sim.survivors import Survivors
 
 Memory = tuple[str, str]
 """(pool, incarnation): what a registry entry belongs to."""
@@ -70,7 +71,7 @@ class KvServer:
         self.pools: dict[str, Coordinator] = {}
         self.up = True
         self._clock = clock
-        self._sealed: dict[str, set[bytes]] = {}
+        self._survivors = Survivors()
         self._peaks = PeakCheck()
         self._registry = registry
         self._tally = tally
@@ -87,8 +88,8 @@ class KvServer:
 
     def crash(self) -> None:
         self.up = False
-        for name, pool in self.pools.items():
-            self._sealed[name] = {key for key in self._sealed.get(name, ()) if pool.pool.find(key) is not None}
+        for pool in self.pools.values():
+            self._survivors.crashed(pool)
         self.pools.clear()
         self._registry.service_crashed()
 
@@ -101,12 +102,10 @@ class KvServer:
         content = {} if known else reconcile(self._registry.load(spec), message.content)
         pool = self.pools[spec.pool] = open_pool(known, spec, content, message.holdings, self._clock.now)
         self._registry.record(pool)
-        if known is None and message.whole:
-            _check_content(pool, message)
-            lost = {key for key in self._sealed.get(spec.pool, ()) if pool.pool.find(key) is None}
-            assert not (lost and self._registry.is_right), f"{spec.pool} finds less than before the crash"
+        if pool is not known and message.whole:
+            self._survivors.renewed(pool, message, self._registry.is_right)
         elif not message.holdings:
-            self._sealed[spec.pool] = set()
+            self._survivors.fenced(pool)
         self._check(pool)
         return Opened(epoch=spec.epoch, number=message.number, num_available=pool.pool.num_available)
 
@@ -115,8 +114,9 @@ class KvServer:
         if pool is None:
             raise UnknownPoolError(f"pool {proposal.pool} is not open")
         self._peaks.note(proposal)
+        sealing = self._survivors.sealing(pool, proposal)
         grant = pool.step(proposal, self._clock.now)
-        self._sealed[proposal.pool].update(seal.key for seal in proposal.seals)
+        self._survivors.sealed(pool, sealing)
         self._registry.record(pool)
         self._check(pool)
         return grant
@@ -124,15 +124,6 @@ class KvServer:
     def _check(self, pool: Coordinator) -> None:
         pool.check()
         self._peaks.check(pool)
-
-
-def _check_content(pool: Coordinator, message: Open) -> None:
-    """What the worker vouches for is found, and nothing else in its place."""
-    vouched = {*message.content}
-    for holding in message.holdings:
-        vouched |= {(holding.blocks[seal.group][seal.index], seal.key) for seal in holding.seals}
-    for _, key in vouched:
-        assert (pool.pool.find(key), key) in vouched, f"{pool.spec.pool} does not find what its worker holds"
 
 
 def _memory(spec: PoolSpec) -> Memory:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from tests.sim.shape import Shape, draw_serial_shape, draw_shape, maybe
+from tests.sim.shape import Shape, draw_serial_shape, draw_shape, maybe, with_encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def draw_plan(seed: int) -> Plan:
     )
     return Plan(
         seed=seed,
-        shape=draw_shape(rng, load.max_len),
+        shape=with_encoder(Random(f"{seed}/encoder"), draw_shape(rng, load.max_len)),
         load=load,
         weather=Weather(drop=maybe(rng, 0.2), duplicate=maybe(rng, 0.3), delay=maybe(rng, 0.2)),
         faults=Faults(

@@ -39,7 +39,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The model, the workers' memories, and the settings they share."""
+    """The model, the workers' memories, and the settings they share.
+
+    The workers' encoders make so many embeddings in a step, and keep so many; 0 of both: there is none.
+    """
 
     model: Model
     memories: tuple[Memory, ...]
@@ -50,6 +53,7 @@ class Shape:
     prefix_caching: bool
     key_lookahead: KeyLookahead
     speculation: Speculation
+    encoder: tuple[int, int] = (0, 0)
 
     def lane_config(self, memory: Memory, pool: str) -> LaneConfig:
         """Raises ValueError where a lane of these settings must not start."""
@@ -66,6 +70,8 @@ class Shape:
             key_lookahead=self.key_lookahead,
             num_prefill_lookahead=self.speculation.num_modules,
             max_drafts=self.speculation.max_drafts,
+            encoder_budget=self.encoder[0],
+            encoder_cache=self.encoder[1],
         )
 
 
@@ -92,6 +98,11 @@ def draw_shape(rng: Random, max_len: int) -> Shape:
         speculation=speculation,
     )
     return _that_starts(shape)
+
+
+def with_encoder(rng: Random, shape: Shape) -> Shape:
+    """At times with one, of little room."""
+    return replace(shape, encoder=(rng.randint(2, 12), rng.randint(2, 12))) if rng.random() < 0.3 else shape
 
 
 def draw_serial_shape(rng: Random, max_len: int, num_requests: int) -> Shape:

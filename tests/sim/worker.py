@@ -10,6 +10,7 @@ from augury.types import NewRequest, Outcome, Row, Step
 from tests.sim.authors import Authors
 from tests.sim.drafter import Drafter, State
 from tests.sim.exact import Exact
+from tests.sim.images import Encoder
 from tests.sim.model import VOCAB_SIZE, draw, embed
 from tests.sim.shape import Memory, Shape
 from tests.sim.slots import Layer, Storage
@@ -61,6 +62,7 @@ class Worker:
         self._states: dict[int, State] = {}
         self._in_use: set[int] = set()
         self.writers: list[Writer | None] = [None] * memory.num_blocks
+        self._encoder = Encoder(shape)
         self._last: Outcome | None = None
 
     def execute(self, step: Step) -> Outcome:
@@ -77,6 +79,7 @@ class Worker:
             raise FencedError(f"step {step.seq} after {last.seq}")
         if last is None or step.epoch > last.epoch:
             self.held, self._states = {}, {}
+            self._encoder.clear()
         check_step(step, self.held, self._bounds)
         self._last = self._carry_out(step)
         return self._last
@@ -99,6 +102,7 @@ class Worker:
             self.tags[block] = key
         self._in_use = {block for handle in self.held for _, _, block in self.needed(handle)}
         refused = [new.handle for new in step.fresh if not self._take(new)]
+        self._encoder.take(step)
         self.verified = {}
         failed: list[int] = []
         emitted = [() if row.handle in refused else self._run(row, failed) for row in step.rows]
@@ -199,6 +203,7 @@ class Worker:
         for group, blocks in enumerate(row.new_blocks):
             held.blocks[group].extend(blocks)
             self._claim(row.handle, group, blocks)
+        self._encoder.check(row, held)
         drafts, known, start = held.drafts[: row.num_drafts], len(held.tokens), held.num_computed
         self._check_writable(held, start + row.num_new + row.num_drafts)
         hidden = self._compute(held, row.num_new, drafts)
