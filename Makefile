@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(addprefix augury/v1/,common.proto kvcache.proto scheduler.proto worker.proto)
 
-.PHONY: setup proto check test sim serve up up-test bench
+.PHONY: setup proto check test test-slow sim serve up up-test bench bench-kv
 
 setup:
 	$(PYTHON) deploy/bootstrap.py setup
@@ -16,6 +16,10 @@ check:
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Thousands of texts with and without speculation: minutes.
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
 
 # make sim SEED=n replays one seed.
 sim: setup
@@ -34,3 +38,13 @@ up-test:
 # The server must run already; BENCH holds further options.
 bench: setup
 	$(BIN)/augury bench serve $(BENCH)
+
+# Beside the reference engine's KVCacheManager, in an environment of its own (2 GB; pip's settings as in bootstrap.py).
+bench-kv: setup .venv-vllm/installed
+	$(BIN)/augury bench kv $(BENCH)
+
+.venv-vllm/installed: deploy/bench/kv_reference.txt
+	$(PYTHON) -m venv --clear .venv-vllm
+	.venv-vllm/bin/python -m pip install torch==2.13.0
+	.venv-vllm/bin/python -m pip install --no-deps -r $<
+	touch $@

@@ -8,6 +8,7 @@ BENCHMARKS = {
     "serve": "load on any OpenAI-compatible server",
     "engine": "decode speed of the engine beside transformers",
     "sched": "CPU time of scheduler and KV cores per iteration",
+    "kv": "lookups, commits and memory of the KV core beside the reference engine's",
     "spec": "speculation at each depth beside none",
 }
 """Each is the module of that name beside this one, loaded when it is asked for: not all need torch, or httpx."""

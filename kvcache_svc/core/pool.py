@@ -99,13 +99,13 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """One reference less to each block of a table, last block first, so that a prefix outlives its continuation."""
-        refs = self._refs
+        refs, idle = self._refs, []
         for block in reversed(blocks):
-            if block == NULL_BLOCK:
-                continue
-            refs[block] -= 1
-            if refs[block] == 0:
-                self._retire(block)
+            if block != NULL_BLOCK:
+                refs[block] -= 1
+                if refs[block] == 0:
+                    idle.append(block)
+        self._retire(idle)
 
     def adopt(self, tables: Iterable[Sequence[Sequence[int]]], keys: Mapping[int, bytes]) -> None:
         """A pool that has handed out nothing yet finds leases in place, with the block table of each group.
@@ -197,18 +197,21 @@ class BlockPool:
         self.history.evicted(key, lifetime=self.now - self._born[block], idle=self.now - idle_since)
         return block
 
-    def _retire(self, block: int) -> None:
-        key, group = self._keys[block], self._groups[block]
-        if key is None:
-            self.num_open[group] -= 1
-            self._free.append(block)
-            return
-        self.num_sealed[group] -= 1
-        if self._index.get(key) == block:
-            self._cached[block] = self.now
-        else:
-            self._keys[block] = None
-            self._free.append(block)
+    def _retire(self, blocks: Iterable[int]) -> None:
+        """Blocks without references become CACHED where they can be found, else FREE."""
+        keys, groups, index = self._keys, self._groups, self._index
+        for block in blocks:
+            key = keys[block]
+            if key is None:
+                self.num_open[groups[block]] -= 1
+                self._free.append(block)
+                continue
+            self.num_sealed[groups[block]] -= 1
+            if index.get(key) == block:
+                self._cached[block] = self.now
+            else:
+                keys[block] = None
+                self._free.append(block)
 
     def _name(self, block: int, key: bytes) -> None:
         self._keys[block] = key
