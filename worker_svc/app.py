@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,7 @@ class WorkerApp:
     registered: asyncio.Event
     leaving: asyncio.Event
     registration: asyncio.Task[None]
-    scheduler: grpc.aio.Channel
+    schedulers: Sequence[grpc.aio.Channel]
     executor: ThreadPoolExecutor
 
     @property
@@ -51,12 +52,13 @@ class WorkerApp:
         self.registration.cancel()
         await asyncio.wait([self.registration])
         await self.listener.stop(grace_s)
-        await self.scheduler.close()
+        for scheduler in self.schedulers:
+            await scheduler.close()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
 async def start(settings: Settings) -> WorkerApp:
-    """Load the model, serve at ``worker.address`` and register at ``scheduler.address``. Raises OSError, ValueError."""
+    """Load the model, serve at ``worker.address`` and register at a scheduler. Raises OSError, ValueError."""
     folder = model_folder(settings.model.path, os.environ)
     executor = ThreadPoolExecutor(1, "engine", _set_threads, (num_threads(settings.worker.threads, folder),))
     engine = await asyncio.get_running_loop().run_in_executor(executor, _load, settings)
@@ -76,13 +78,14 @@ async def start(settings: Settings) -> WorkerApp:
         num_prefill_lookahead=engine.description.num_prefill_lookahead,
         max_drafts=engine.description.max_drafts,
     )
-    scheduler, registered, leaving = rpc.connect(settings.scheduler.address), asyncio.Event(), asyncio.Event()
+    schedulers = [rpc.connect(address) for address in settings.scheduler.reached_at]
+    registered, leaving = asyncio.Event(), asyncio.Event()
     return WorkerApp(
         listener=listener,
         registered=registered,
         leaving=leaving,
-        registration=asyncio.create_task(keep_registered(info, scheduler, registered, leaving)),
-        scheduler=scheduler,
+        registration=asyncio.create_task(keep_registered(info, schedulers, registered, leaving)),
+        schedulers=schedulers,
         executor=executor,
     )
 

@@ -1,7 +1,10 @@
 """Keeps the worker registered with its scheduler, across every death of the scheduler."""
 
 import asyncio
+import itertools
 import logging
+import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,19 +21,23 @@ Call = grpc.aio.StreamStreamCall[scheduler_pb2.WorkerReport, Any]
 
 
 async def keep_registered(
-    info: WorkerInfo, channel: grpc.aio.Channel, registered: asyncio.Event, leaving: asyncio.Event | None = None
+    info: WorkerInfo,
+    schedulers: Sequence[grpc.aio.Channel],
+    registered: asyncio.Event,
+    leaving: asyncio.Event | None = None,
 ) -> None:
     """Register, hold the stream open with heartbeats, and begin again whenever it breaks, until ``leaving`` is set.
 
+    Each worker begins at one of the ``schedulers`` that its name picks, and goes on to the next where one fails it.
     ``registered`` is set while the scheduler knows the worker. A scheduler that knows it when it wants to leave is told
     so, and has to release it or to end first.
     """
     leaving = leaving or asyncio.Event()
-    stub = WorkersStub(channel)
+    stubs = itertools.cycle(map(WorkersStub, _in_turn(schedulers, info.worker_id)))
     first, longest = limits.CONNECT_RETRY_SECONDS
     pause = first
     while not leaving.is_set():
-        call = stub.Register()
+        call = next(stubs).Register()
         try:
             await call.write(scheduler_pb2.WorkerReport(hello=convert.hello_to_wire(info)))
             if await call.read() is not grpc.aio.EOF:
@@ -44,6 +51,12 @@ async def keep_registered(
             call.cancel()
         await _wait(leaving, pause)
         pause = min(2 * pause, longest)
+
+
+def _in_turn(schedulers: Sequence[grpc.aio.Channel], worker_id: str) -> list[grpc.aio.Channel]:
+    """All of them, beginning with one that depends on the worker alone, so that workers spread."""
+    start = zlib.crc32(worker_id.encode()) % len(schedulers)
+    return [*schedulers[start:], *schedulers[:start]]
 
 
 async def _hold(call: Call, leaving: asyncio.Event) -> None:

@@ -83,7 +83,7 @@ class House:
         self.stack.push_async_callback(listener.stop, 0)
         registered, leaving = asyncio.Event(), asyncio.Event()
         channel = rpc.connect("local:scheduler")
-        task = asyncio.create_task(keep_registered(info(name), channel, registered, leaving))
+        task = asyncio.create_task(keep_registered(info(name), [channel], registered, leaving))
         self.stack.callback(task.cancel)
         self.registrations[name], self.leaving[name] = task, leaving
         await registered.wait()

@@ -118,7 +118,7 @@ class System:
         register = partial(add_WorkerServicer_to_server, WorkerService(self.engines[-1], Inline()))
         self.listeners[name] = await rpc.listen(f"local:{name}", register)
         channel = rpc.connect("local:scheduler")
-        keep = keep_registered(self._worker_info(name, life), channel, asyncio.Event())
+        keep = keep_registered(self._worker_info(name, life), [channel], asyncio.Event())
         self.registrations[name] = asyncio.create_task(keep)
 
     async def stop(self, name: str) -> None:
