@@ -114,6 +114,7 @@ class LaneLoop:
 
         Raises FencedError where it refuses to.
         """
+        self._kv.close()  # no message of before must reach the pool: its numbers begin anew
         holdings, content = self.lane.renew(await self._worker.tags())
         self.lane.num_available = await self._kv.open_pool(self._spec, holdings, content)
         _log.warning("pool renewed", extra={"pool": self._spec.pool, "leases": len(holdings), "blocks": len(content)})

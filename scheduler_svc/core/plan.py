@@ -4,10 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from augury.types import Row
-from scheduler_svc.core.chunking import share_budget
+from scheduler_svc.core.chunking import chunk, share_budget
 from scheduler_svc.core.encoder import EncoderCache, Span
 from scheduler_svc.core.lane import LaneConfig
 from scheduler_svc.core.request import Request
+
+Shares = Iterable[tuple[Request, int]]
+"""Requests and the tokens of the step that each may take."""
 
 
 def plan(
@@ -23,13 +26,32 @@ def plan(
         config.max_batched_tokens,
         config.num_prefill_lookahead,
     )
-    shares = [(r, 1, size - 1) for r, size in zip(decodes, decode_sizes, strict=True) if size]
-    shares += [(r, size, 0) for r, size in zip(prompts, prompt_sizes, strict=True) if size]
-    if encoder is None:
-        return [(request, request.share(num_new, num_drafts)) for request, num_new, num_drafts in shares]
+    decoding = zip(decodes, decode_sizes, strict=True)
+    prefilling = zip(prompts, prompt_sizes, strict=True)
+    if encoder is not None:
+        return _with_inputs(config, encoder, decoding, prefilling)
+    rows = [(r, r.share(1, size - 1)) for r, size in decoding if size]
+    rows += [(r, r.share(size, 0)) for r, size in prefilling if size]
+    return rows
+
+
+def _with_inputs(
+    config: LaneConfig, encoder: EncoderCache, decoding: Shares, prefilling: Shares
+) -> list[tuple[Request, Row]]:
+    """The same where rows may have to wait for an encoder input: the prompts behind them get what they leave."""
     encoder.begin()
-    rows = [(request, _encoded(encoder, request, num_new, num_drafts)) for request, num_new, num_drafts in shares]
-    return [(request, row) for request, row in rows if row is not None]
+    rows: list[tuple[Request, Row]] = []
+    spare = 0
+    for request, size in decoding:
+        row = _encoded(encoder, request, 1, size - 1) if size else None
+        spare += 0 if row else size
+        rows += [(request, row)] if row else []
+    for request, share in prefilling:
+        size = chunk(request.remaining, share + spare, config.num_prefill_lookahead)
+        row = _encoded(encoder, request, size, 0) if size else None
+        spare += share - (row.num_new if row else 0)
+        rows += [(request, row)] if row else []
+    return rows
 
 
 def _encoded(encoder: EncoderCache, request: Request, num_new: int, num_drafts: int) -> Row | None:
