@@ -175,7 +175,7 @@ def _measure_groups(make: Make[P], load: Load, windows: tuple[int | None, ...]) 
         admission_us=median(admission for admission, _ in stays) * us_per_block,
         release_us=median(release for _, release in stays) * us_per_block,
         miss_us=median(misses) * 1e6,
-        iteration_ms=median(_iterations_s(make, load, windows)) * 1e3,
+        iteration_ms=median(iterations_s(make, load, windows)) * 1e3,
     )
 
 
@@ -221,7 +221,7 @@ def _stay_s(cache: Cache[P], tokens: Sequence[int], clock: Clock) -> tuple[float
     return clock.spent_s(partial(cache.admit, request)), clock.spent_s(partial(cache.release, request))
 
 
-def _iterations_s(make: Make[P], load: Load, windows: tuple[int | None, ...]) -> Iterator[float]:
+def iterations_s(make: Make[P], load: Load, windows: tuple[int | None, ...]) -> Iterator[float]:
     """Seconds of each iteration, once every request of the beginning has ended and the pool holds what they left."""
     clock = Clock()
     longest = -(-(load.before + load.output) // BLOCK_SIZE)

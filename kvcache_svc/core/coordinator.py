@@ -62,12 +62,12 @@ class Coordinator:
         replayed = self.leases.replay(proposal.epoch, proposal.seq)
         if replayed is not None:
             return replayed
-        self._check(proposal)
+        sealed = self._check(proposal)
         self.pool.now = now
         for key in proposal.forgotten:
             self.pool.forget(key)
-        for seal in proposal.seals:
-            self.pool.seal(self.leases.tables[seal.lease][seal.group][seal.index], seal.key)
+        for block, seal in zip(sealed, proposal.seals, strict=True):
+            self.pool.seal(block, seal.key)
         for lease in proposal.releases:
             self._release(self.leases.tables.pop(lease))
         if self._windows:
@@ -107,10 +107,10 @@ class Coordinator:
 
     # --- is it possible ---
 
-    def _check(self, proposal: Proposal) -> None:
-        for seal in proposal.seals:
-            self._check_seal(seal)
-        if len({(seal.lease, seal.group, seal.index) for seal in proposal.seals}) < len(proposal.seals):
+    def _check(self, proposal: Proposal) -> list[int]:
+        """The blocks that the proposal's seals name, in their order."""
+        sealed = [self._open_block(seal) for seal in proposal.seals]
+        if len(set(sealed)) < len(sealed):
             raise InvalidRequestError("a block is sealed twice")
         released = set(proposal.releases)
         if len(released) < len(proposal.releases):
@@ -122,13 +122,16 @@ class Coordinator:
             raise InvalidRequestError("a lease is reserved for twice")
         for reserve in proposal.reserves:
             self._check_reserve(reserve, reserve.lease not in self.leases.tables or reserve.lease in released)
+        return sealed
 
-    def _check_seal(self, seal: Seal) -> None:
+    def _open_block(self, seal: Seal) -> int:
         tables = self.leases.tables.get(seal.lease)
         if tables is None or not 0 <= seal.group < len(tables) or not 0 <= seal.index < len(tables[seal.group]):
             raise InvalidRequestError(f"lease {seal.lease} holds no block {seal.index} in group {seal.group}")
-        if not self.pool.is_open(tables[seal.group][seal.index]):
+        block = tables[seal.group][seal.index]
+        if not self.pool.is_open(block):
             raise InvalidRequestError(f"block {seal.index} of lease {seal.lease} in group {seal.group} is not open")
+        return block
 
     def _check_reserve(self, reserve: Reserve, is_new: bool) -> None:
         if reserve.num_slots < 0 or reserve.num_ahead < 0 or reserve.num_computed < 0:
@@ -149,6 +152,9 @@ class Coordinator:
 
     def _release(self, tables: Tables) -> None:
         """Give a lease's blocks back, so that of all groups together the leftmost are evicted last."""
+        if len(tables) == 1:
+            self.pool.release(tables[0])
+            return
         columns = [table[n::stride] for table, stride in zip(tables, self._strides, strict=True) for n in range(stride)]
         self.pool.release(list(chain.from_iterable(zip_longest(*columns, fillvalue=NULL_BLOCK))))
 

@@ -1,7 +1,7 @@
 """What became of cached content, for people who ask why a prompt missed: evictions, ages, the hottest prefixes."""
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter
 from heapq import nlargest
 
 from augury.types import Miss
@@ -12,7 +12,7 @@ BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 """Upper bounds of the histograms' buckets; one more bucket takes what is older."""
 
 MAX_GHOSTS = 65_536
-"""Evicted keys remembered. A key takes about 250 bytes."""
+"""Evicted keys remembered at most, and half as many at least. A key takes about 130 bytes."""
 
 
 class Ages:
@@ -36,7 +36,8 @@ class History:
     def __init__(self) -> None:
         self.lifetimes = Ages()
         self.idle_times = Ages()
-        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
+        self._ghosts: set[bytes] = set()
+        self._older_ghosts: set[bytes] = set()
         self._hits: dict[bytes, tuple[int, int]] = {}
         self._num_lookups = 0
         self._query_tokens = 0
@@ -47,14 +48,13 @@ class History:
         """Content found under ``key`` for ``lifetime`` seconds, the last ``idle`` of them unused, made room."""
         self.lifetimes.add(lifetime)
         self.idle_times.add(idle)
-        self._ghosts[key] = None
-        self._ghosts.move_to_end(key)
-        if len(self._ghosts) > MAX_GHOSTS:
-            self._ghosts.popitem(last=False)
+        if len(self._ghosts) >= MAX_GHOSTS // 2:
+            self._ghosts, self._older_ghosts = set(), self._ghosts
+        self._ghosts.add(key)
 
     def was_evicted(self, key: bytes) -> bool:
         """Whether ``key`` was evicted lately."""
-        return key in self._ghosts
+        return key in self._ghosts or key in self._older_ghosts
 
     def gone(self, key: bytes) -> None:
         """``key`` is no longer found."""

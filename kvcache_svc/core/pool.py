@@ -80,10 +80,12 @@ class BlockPool:
     def allocate(self, count: int, group: int = 0) -> list[int]:
         """``count`` OPEN blocks. The caller has seen that so many are available."""
         assert count <= self.num_available
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for block in blocks:
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
             self._refs[block] = 1
             self._groups[block] = group
+            blocks.append(block)
         self.num_open[group] += count
         return blocks
 
