@@ -276,3 +276,20 @@ def test_inspection_of_the_running_system(
     pools = stack.services.inspect(num_prefixes=1).pools
     hottest = max((prefix for state in pools for prefix in state.hottest), key=lambda prefix: prefix.num_hits)
     assert "worker-0" in shown and hottest.key.hex() in shown
+
+
+def test_health_says_so_while_redis_is_away(stack: Stack) -> None:
+    until_health(stack, {"status": "ok"})
+    stack.redis.kill()
+    try:
+        until_health(stack, {"status": "degraded", "reasons": ["the KV registry is degraded"]})
+    finally:
+        stack.redis.start()
+    until_health(stack, {"status": "ok"})
+
+
+def until_health(stack: Stack, wanted: dict[str, object]) -> None:
+    deadline = time.monotonic() + 20
+    while (told := httpx.get(f"{stack.services.url}/health", timeout=10).raise_for_status().json()) != wanted:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.1)
