@@ -17,7 +17,7 @@ REQUESTS: Mutants = {
     "drafts have no slots": (Edit(room, "num_slots", " + config.max_drafts", ""),),
     "drafts outlive a preemption": (Edit(Request, "restart", "self.num_drafts = ", ""),),
     "drafts are never verified": (Edit(Scheduler, "apply", "= num_drafts, num_final", "= 0, num_final"),),
-    "a prompt's tokens are taken for drafts": (Edit(scheduler, "plan", "(r, size, 0)", "(r, 1, size - 1)"),),
+    "a prompt's tokens are taken for drafts": (Edit(scheduler, "plan", "r.share(size, 0)", "r.share(1, size - 1)"),),
     "drafts go past max_tokens": (
         Edit(plan, "usable_drafts", "(request.num_drafts, bound)", "(request.num_drafts, 8)"),
     ),
