@@ -32,7 +32,7 @@ async def _serve(settings: Settings, *, greet: bool) -> None:
 
     def ready(url: str) -> None:
         print(_banner(url, name), flush=True)
-        if greet:
+        if greet and settings.gateway.api_keys_file is None:  # it has no key
             greetings.append(asyncio.create_task(_greet(url, name, stopping)))
 
     try:

@@ -81,16 +81,12 @@ def check_epoch(known: PoolSpec, spec: PoolSpec) -> None:
 def reconcile(registered: Mapping[bytes, int], tags: Sequence[tuple[int, bytes]]) -> dict[bytes, int]:
     """The content of a pool by what the registry and the worker say: ``tags`` are blocks and the keys they carry.
 
-    The worker is right. A registered entry stands unless its block carries another key, or its key is carried by other
-    blocks; of several blocks with one key the registered one is found, else the first.
+    The worker is right, and where it says anything it says all; the registry then only tells which of several blocks
+    with one key is found, else the first.
     """
-    carried = dict(tags)
-    named = {key for _, key in tags}
-    content = {
-        key: block
-        for key, block in registered.items()
-        if carried.get(block) == key or (block not in carried and key not in named)
-    }
+    if not tags:
+        return dict(registered)
+    content = {key: block for block, key in tags if registered.get(key) == block}
     for block, key in tags:
         content.setdefault(key, block)
     return content
@@ -113,7 +109,7 @@ class MemoryRegistry:
 
     def record(self, spec: PoolSpec, sealed: Sequence[tuple[bytes, int]], gone: Sequence[bytes]) -> None:
         known = self._pools.get(spec.pool)
-        content = known[1] if known is not None and same_content(known[0], spec) else {}
+        content = known[1] if known and (known[0] is spec or same_content(known[0], spec)) else {}
         self._pools[spec.pool] = (spec, content)
         for key in gone:
             content.pop(key, None)

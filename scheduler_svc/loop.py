@@ -11,6 +11,8 @@ from augury.types import Delta, Grant, Outcome, PoolSpec, Proposal, Step
 from scheduler_svc.clients import KvClient, WorkerClient
 from scheduler_svc.core.scheduler import Scheduler
 
+_FIRST_SKIP_US = 1_000_000
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +39,7 @@ class LaneLoop:
         self._stepped = stepped
         self._wake = asyncio.Event()
         self._failures = 0
+        self._ahead_us = 0
         self._opened = False
         self.num_reports = 0
         self.in_flight: Step | None = None
@@ -60,12 +63,25 @@ class LaneLoop:
         await self._worker.tags()
 
     async def open(self) -> None:
-        """Begin a new epoch at the KV service; requests that were running start over with the tokens they have."""
-        epoch = max(time.time_ns() // 1000, self.lane.epoch + 1)
-        self._spec = replace(self._spec, epoch=epoch)
-        num_available = await self._kv.open_pool(self._spec)
-        self.lane.fence(epoch, num_available)
-        self._opened = True
+        """Begin a new epoch at the KV service; requests that were running start over with the tokens they have.
+
+        An epoch is a time in microseconds. Where the pool or the worker knows of a later one, from a scheduler whose
+        clock is ahead, this one skips ever more time until it is past it.
+        """
+        while True:
+            epoch = max(time.time_ns() // 1000, self.lane.epoch + 1) + self._ahead_us
+            self._spec = replace(self._spec, epoch=epoch)
+            try:
+                num_available = await self._kv.open_pool(self._spec)
+            except FencedError:
+                self._skip()
+                continue
+            self.lane.fence(epoch, num_available)
+            self._opened = True
+            return
+
+    def _skip(self) -> None:
+        self._ahead_us = max(_FIRST_SKIP_US, 2 * self._ahead_us)
 
     async def run(self, may_leave: Callable[[], bool] = lambda: False) -> None:
         """Iterate until it ``may_leave``, which is asked between steps.
@@ -82,6 +98,7 @@ class LaneLoop:
             except FencedError as error:
                 _log.warning("fenced", extra={"pool": self._spec.pool, "error": str(error)})
                 await self.open()
+                self._skip()
 
     async def retire(self) -> None:
         """The worker is about to end, and its blocks with it."""
@@ -137,5 +154,5 @@ class LaneLoop:
             return None
         finally:
             self.in_flight = None
-        self._failures = 0
+        self._failures = self._ahead_us = 0
         return outcome

@@ -291,4 +291,5 @@ def _status(loop: LaneLoop, draining: bool) -> WorkerStatus:
         accepted_at=tuple(counters.accepted_at),
         accepted_lengths=tuple(counters.accepted_lengths),
         misses=dict(counters.misses),
+        iteration_tokens=tuple(counters.iteration_tokens),
     )

@@ -25,6 +25,7 @@ MAX_REGISTRY_QUEUE = 200_000
 """Registry entries that wait for a slow or absent Redis; beyond it the pool is written anew once Redis is back."""
 
 HEARTBEAT_SECONDS = 1.0
+
 POOL_IDLE_SECONDS = 600.0
 """The KV service forgets a pool that nobody has used for so long; its scheduler, if it lives, opens it again."""
 

@@ -72,8 +72,8 @@ class Generation:
     """What a client wants generated. ``emitted`` holds tokens it already has: a continuation starts after them.
 
     ``max_drafts`` bounds the drafts verified in one step; None leaves it to the worker. ``inputs`` stand in order and
-    do not overlap. What has not ended ``timeout_s`` seconds after it was submitted is of no use. ``client`` is whom it
-    is for, ``trace`` a W3C traceparent.
+    do not overlap. What has not ended ``timeout_s`` seconds after it was submitted is of no use. ``trace`` is a W3C
+    traceparent.
     """
 
     request_id: str
@@ -86,7 +86,6 @@ class Generation:
     max_drafts: int | None = None
     inputs: tuple[EncoderInput, ...] = ()
     timeout_s: float | None = None
-    client: bytes | None = None
     trace: str | None = None
 
 

@@ -131,11 +131,19 @@ class Counters:
     misses: Counter[Miss] = field(default_factory=Counter)
     num_preemptions: int = 0
     num_iterations: int = 0
+    iteration_tokens: list[int] = field(default_factory=list)
     num_refused: int = 0
     num_drafts: int = 0
     draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
     accepted_lengths: list[int] = field(default_factory=list)
+
+    def count_iteration(self, num_tokens: int) -> None:
+        """A step of so many tokens, drafts included."""
+        self.num_iterations += 1
+        bits = num_tokens.bit_length()
+        self.iteration_tokens.extend([0] * (bits + 1 - len(self.iteration_tokens)))
+        self.iteration_tokens[bits] += 1
 
     def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """One request's step verified ``num_drafts`` drafts, of which the first ``num_accepted`` became text."""

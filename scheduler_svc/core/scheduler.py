@@ -269,8 +269,8 @@ class Scheduler:
 
     def apply(self, outcome: Outcome) -> list[Delta]:
         """Take a step's outcome: tokens and ends for clients. Rows of requests that ended meanwhile are passed over."""
-        self.counters.num_iterations += 1
         in_flight, self._in_flight = self._in_flight, []
+        self.counters.count_iteration(sum([row.num_new + row.num_drafts for _, row in in_flight]))
         unmoved = {*outcome.refused, *outcome.failed}
         deltas = []
         columns = zip(in_flight, outcome.emitted, outcome.num_drafts, outcome.num_final, strict=True)

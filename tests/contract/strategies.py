@@ -74,7 +74,6 @@ generations = st.builds(
     max_drafts=st.none() | counts,
     inputs=inputs,
     timeout_s=st.none() | counts.map(lambda milliseconds: milliseconds / 1000),
-    client=st.none() | st.binary(max_size=5),
     trace=st.none() | names,
 )
 endeds = st.builds(

@@ -59,10 +59,10 @@ async def start_kvcache() -> rpc.Listener:
     return await rpc.listen("local:kv", partial(add_KVCacheServicer_to_server, KVCacheService(MemoryRegistry())))
 
 
-async def play(num_steps: int, usurped: bool) -> tuple[list[Step], list[int]]:
+async def play(num_steps: int, usurped_by: int | None = None) -> tuple[list[Step], list[int]]:
     """Runs one request, with another KV service from its ``num_steps``-th step on: the worker's steps, and the text.
 
-    ``usurped``: somebody has opened the pool there for a later epoch.
+    ``usurped_by``: somebody has opened the pool there for an epoch so many microseconds later.
     """
     served, text, done = Served(), list[int](), asyncio.Event()
 
@@ -84,8 +84,8 @@ async def play(num_steps: int, usurped: bool) -> tuple[list[Step], list[int]]:
     await kvcache.stop(0)
     await asyncio.sleep(10 * STEP_SECONDS)
     kvcache = await start_kvcache()
-    if usurped:
-        await KvClient(channel).open_pool(replace(SPEC, epoch=lane.epoch + 1))
+    if usurped_by is not None:
+        await KvClient(channel).open_pool(replace(SPEC, epoch=lane.epoch + usurped_by))
     await done.wait()
     running.cancel()
     await loop.close()
@@ -97,15 +97,16 @@ async def play(num_steps: int, usurped: bool) -> tuple[list[Step], list[int]]:
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
 def test_a_restarted_kv_service_takes_the_leases_over_and_nothing_is_computed_again(num_steps: int) -> None:
-    steps, text = virtual_time.run(play(num_steps, usurped=False))
+    steps, text = virtual_time.run(play(num_steps))
     assert tuple(text) == continuation(PROMPT, NUM_TOKENS)
     assert len({step.epoch for step in steps}) == 1
     assert sum(row.num_new for step in steps for row in step.rows) == len(PROMPT) + NUM_TOKENS - 1
     assert sum(len(step.fresh) for step in steps) == 1
 
 
-def test_a_pool_that_has_gone_on_to_a_later_epoch_is_fenced() -> None:
-    steps, text = virtual_time.run(play(9, usurped=True))
+@pytest.mark.parametrize("later_us", [1, 10 * 3600 * 1_000_000], ids=["just now", "by a clock ten hours ahead"])
+def test_a_pool_that_has_gone_on_to_a_later_epoch_is_fenced(later_us: int) -> None:
+    steps, text = virtual_time.run(play(9, usurped_by=later_us))
     assert tuple(text) == continuation(PROMPT, NUM_TOKENS)
     assert len({step.epoch for step in steps}) == 2
     assert sum(len(step.fresh) for step in steps) == 2

@@ -41,7 +41,6 @@ def submit_to_wire(ticket: int, generation: Generation) -> scheduler_pb2.Submit:
         max_drafts=generation.max_drafts,
         inputs=map(input_to_wire, generation.inputs),
         timeout_ms=None if generation.timeout_s is None else round(generation.timeout_s * 1000),
-        client=generation.client,
         trace=generation.trace,
     )
 
@@ -58,7 +57,6 @@ def submit_from_wire(wire: scheduler_pb2.Submit) -> Generation:
         max_drafts=wire.max_drafts if wire.HasField("max_drafts") else None,
         inputs=tuple(map(input_from_wire, wire.inputs)),
         timeout_s=wire.timeout_ms / 1000 if wire.HasField("timeout_ms") else None,
-        client=wire.client if wire.HasField("client") else None,
         trace=wire.trace if wire.HasField("trace") else None,
     )
 

@@ -16,7 +16,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs", "timeout_ms", "client", "trace")
+    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs", "timeout_ms", "trace")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -28,7 +28,6 @@ class Submit(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     request_id: str
@@ -41,9 +40,8 @@ class Submit(_message.Message):
     max_drafts: int
     inputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.EncoderInput]
     timeout_ms: int
-    client: bytes
     trace: str
-    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., client: _Optional[bytes] = ..., trace: _Optional[str] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("ticket",)
