@@ -1,4 +1,4 @@
-"""Services that are told to end, hang or fall silent under load: no request fails and no text changes."""
+"""Services that are told to end, hang, fall silent or are killed under load: no request fails and no text changes."""
 
 import signal
 import time
@@ -101,3 +101,12 @@ def test_a_scheduler_that_is_told_to_end_finishes_its_requests_and_leaves_later_
         assert not later.done()
         tiny.restart("scheduler_svc")
         assert later.result() == undisturbed[0]
+
+
+def test_a_killed_scheduler_costs_its_clients_a_pause(tiny: Processes, pool: ThreadPoolExecutor) -> None:
+    undisturbed = alone(tiny)
+    texts = begin(tiny, pool, 2)
+    tiny.running["scheduler_svc"].kill()
+    assert not any(text.done() for text in texts), "the streams ended too early to show anything"
+    tiny.restart("scheduler_svc")
+    assert [text.result() for text in texts] == undisturbed
