@@ -25,7 +25,7 @@ _LOOP_CHECK = 32
 """Tokens between two looks at whether an answer loops."""
 _SAVE_EVERY = 64
 SAMPLED_TEMPERATURE = 0.8
-_GREEDY_EVERY = {Part.TRAIN: 2, Part.VARIED: 3, Part.EVALUATION: 2}
+_GREEDY_EVERY = {Part.TRAIN: 2, Part.VARIED: 3, Part.DIVERSE: 3, Part.EVALUATION: 2}
 """One answer in so many is greedy, the others are drawn at temperature 0.8. Drawn ones vary more."""
 EOS = "<|im_end|>"
 

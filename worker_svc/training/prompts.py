@@ -20,10 +20,11 @@ _ROLES = "user", "assistant"
 
 
 class Part(Enum):
-    """TRAIN and VARIED are for training. EVALUATION has no template and no list entry in common with them."""
+    """TRAIN, VARIED and DIVERSE are for training. EVALUATION has no template and no list entry in common with them."""
 
     TRAIN = "train"
     VARIED = "varied"
+    DIVERSE = "diverse"
     EVALUATION = "evaluation"
 
 

@@ -20,7 +20,7 @@ from worker_svc.training.start import start
 from worker_svc.training.vocabulary import DRAFT_SIZE, draft_ids
 
 NUM_MODULES = 3
-TRAINING_PARTS = Part.TRAIN, Part.VARIED
+TRAINING_PARTS = Part.TRAIN, Part.VARIED, Part.DIVERSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
