@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(addprefix augury/v1/,common.proto kvcache.proto scheduler.proto worker.proto)
 
-.PHONY: setup proto check test test-slow sim serve up up-test bench bench-kv
+.PHONY: setup proto check test test-slow test-gpu sim serve up up-test bench bench-kv chaos
 
 setup:
 	$(PYTHON) deploy/bootstrap.py setup
@@ -21,9 +21,19 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# Where there is an NVIDIA GPU, and nvcc for FlashInfer's kernels: what only that can show, then rates.
+test-gpu: setup
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[worker-cuda]"
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/augury bench spec --set worker.device=cuda $(BENCH)
+
 # make sim SEED=n replays one seed.
 sim: setup
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED))
+
+# Kills and hangs processes of every service under load, and compares every text: 3 to 6 minutes. CHAOS holds options.
+chaos: setup
+	$(BIN)/augury chaos $(CHAOS)
 
 serve:
 	$(PYTHON) deploy/bootstrap.py serve

@@ -1,6 +1,7 @@
 """A chat client for any OpenAI-compatible address: what `augury chat` and the greeting after a start use."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -12,6 +13,10 @@ import msgspec
 Messages = list[dict[str, str]]
 
 GREETING = "Say hello to a new user in one short sentence."
+
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Where OpenAI's own clients find their key."""
 
 
 class ChatError(Exception):
@@ -37,11 +42,17 @@ async def stream(
                 yield choice["delta"].get("content") or ""
 
 
-async def greet(url: str, model: str) -> None:
-    """One question and its answer on standard output, with the time it took."""
+def connect(url: str, api_key: str | None) -> httpx.AsyncClient:
+    """A client of the server at ``url`` that waits as long as an answer takes."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=None)
+
+
+async def greet(url: str, model: str, api_key: str | None) -> None:
+    """One question and its answer on standard output, with the time it took. Raises ChatError, httpx.HTTPError."""
     print(f"\n> {GREETING}", flush=True)
     started = time.perf_counter()
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+    async with connect(url, api_key) as client:
         async for piece in stream(client, model, [{"role": "user", "content": GREETING}], 0.0):
             print(piece, end="", flush=True)
     print(f"\n({time.perf_counter() - started:.1f} s)\n", flush=True)
@@ -51,11 +62,12 @@ def main(argv: Sequence[str]) -> int:
     """Chat in the terminal until end of file."""
     parser = argparse.ArgumentParser(prog="augury chat", description="Chat with a running server; Ctrl-D ends.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get(KEY_VARIABLE), help=f"default: ${KEY_VARIABLE}")
     parser.add_argument("--model", help="default: the first one the server lists")
     parser.add_argument("--temperature", type=float, default=0.7, help="default: %(default)s")
     options = parser.parse_args(argv)
     try:
-        anyio.run(_chat, options.url, options.model, options.temperature)
+        anyio.run(_chat, options)
     except (ChatError, httpx.HTTPError) as error:
         print(f"augury chat: {error or type(error).__name__}", file=sys.stderr)
         return 1
@@ -64,18 +76,26 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def _chat(url: str, model: str | None, temperature: float) -> None:
+async def _chat(options: argparse.Namespace) -> None:
     messages: Messages = []
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
-        model = model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+    async with connect(options.url, options.api_key) as client:
+        model = options.model or await _first_model(client)
         while question := await anyio.to_thread.run_sync(_ask):
             messages.append({"role": "user", "content": question})
             answer = ""
-            async for piece in stream(client, model, messages, temperature):
+            async for piece in stream(client, model, messages, options.temperature):
                 answer += piece
                 print(piece, end="", flush=True)
             print()
             messages.append({"role": "assistant", "content": answer})
+
+
+async def _first_model(client: httpx.AsyncClient) -> str:
+    response = await client.get("/v1/models")
+    if response.is_error:
+        raise ChatError(_message(response.content))
+    name: str = response.json()["data"][0]["id"]
+    return name
 
 
 def _ask() -> str:

@@ -15,6 +15,7 @@ USAGE = """usage: augury COMMAND [options]
   chat           chat with a running server in the terminal
   model prepare  build a model's folder from a package that is installed
   bench          measure a server or the engine
+  chaos          kill and hang every service under load, and compare every text
   kv inspect     pools, hit rates and hottest prefixes of a running KV service
   settings       every setting, its default and meaning
   metrics        every metric, its type, labels and meaning
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from deploy.bench import app
 
             return app.main(options)
+        case ["chaos", *options]:
+            from deploy.chaos import app as chaos
+
+            return _refusing(chaos.main, options)
         case ["kv", "inspect", *options]:
             from deploy import kv
 
@@ -91,11 +96,12 @@ def _serve(argv: Sequence[str]) -> None:
     telemetry.setup(settings.log.level)
     tracing.setup("augury", settings.telemetry)
 
-    from deploy import serve
+    from deploy import chat, serve
     from worker_svc.model.named import ready_folder
 
     folder = ready_folder(settings.model.path, os.environ, progress=True)
-    serve.main(settings, folder, greet=options.greet)
+    greeting = serve.Greeting(api_key=os.environ.get(chat.KEY_VARIABLE)) if options.greet else None
+    serve.main(settings, folder, greeting)
 
 
 def _prepare(argv: Sequence[str]) -> None:

@@ -53,13 +53,13 @@ Reading = Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetric(Metric):
-    """Read from the scheduler for each worker. A histogram is read as counts by value, or where it cannot have a sum,
-    by the largest value counted.
+    """Read from the scheduler for each worker. A histogram is read as counts by value, or by the largest value counted
+    where ``total`` reads the sum of all values.
     """
 
     labels: tuple[str, ...] = ("worker",)
     read: Callable[[WorkerStatus], Reading]
-    has_sum: bool = True
+    total: Callable[[WorkerStatus], float] | None = None
 
 
 def kv_usage(worker: WorkerStatus) -> float:
@@ -333,10 +333,10 @@ WORKER = (
     WorkerMetric(
         name="augury_worker_iteration_tokens",
         kind=Kind.HISTOGRAM,
-        meaning="Tokens of a step of the whole batch, in powers of 2 and so without a sum",
+        meaning="Tokens of a step of the whole batch, drafts included, in powers of 2",
         vllm="vllm:iteration_tokens_total",
         read=lambda worker: {(str(2**bits - 1),): count for bits, count in enumerate(worker.iteration_tokens)},
-        has_sum=False,
+        total=lambda worker: worker.total_iteration_tokens,
     ),
     _counter(
         "augury_worker_drafts",

@@ -16,7 +16,8 @@ import grpc
 
 from augury import limits
 from augury.convert import deltas_from_wire, description_from_wire, submit_to_wire
-from augury.errors import AuguryError, InvalidRequestError, NoWorkerError, OverloadedError
+from augury.errors import AuguryError, InvalidRequestError, NoWorkerError
+from augury.shares import Shares
 from augury.types import Delta, Description, Generation
 from augury.v1 import scheduler_pb2 as pb
 from augury.v1.scheduler_pb2_grpc import SchedulerStub
@@ -85,20 +86,25 @@ class _Link:
         self.broken: AuguryError | None = None
         self._call = call
         self._open: dict[int, _Mailbox] = {}
+        self._shares = Shares()
         self._outbox: asyncio.Queue[pb.ClientMessage] = asyncio.Queue()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
 
     def submit(self, ticket: int, generation: Generation) -> "_Mailbox":
-        """Raises OverloadedError where too many requests are open, or wait to be sent."""
-        if max(len(self._open), self._outbox.qsize()) >= limits.MAX_REQUESTS_PER_GATEWAY:
-            raise OverloadedError("the gateway has too many requests open")
-        mailbox = self._open[ticket] = _Mailbox()
+        """Raises OverloadedError where too many requests are open, or wait to be sent; RateLimitError where too many of
+        the client are open.
+        """
+        num_taken = max(len(self._open), self._outbox.qsize())
+        self._shares.check(generation.client, limits.MAX_REQUESTS_PER_GATEWAY - num_taken)
+        self._shares.take(generation.client)
+        mailbox = self._open[ticket] = _Mailbox(generation.client)
         self._outbox.put_nowait(pb.ClientMessage(submit=submit_to_wire(ticket, generation)))
         return mailbox
 
     def leave(self, ticket: int) -> None:
         """Forget a request; cancel it if it has not ended."""
         mailbox = self._open.pop(ticket)
+        self._shares.give_back(mailbox.client)
         if not mailbox.has_end and self.broken is None:
             self._outbox.put_nowait(pb.ClientMessage(cancel=pb.Cancel(ticket=ticket)))
 
@@ -148,9 +154,10 @@ class _Link:
 class _Mailbox:
     """What arrived for one request and was not taken yet, merged. One reader."""
 
-    __slots__ = ("_arrived", "_delta", "_error", "has_end")
+    __slots__ = ("_arrived", "_delta", "_error", "client", "has_end")
 
-    def __init__(self) -> None:
+    def __init__(self, client: bytes | None) -> None:
+        self.client = client
         self.has_end = False
         self._delta: Delta | None = None
         self._error: AuguryError | None = None

@@ -8,7 +8,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from contextvars import Context
+from dataclasses import dataclass, field, replace
 
 from augury import limits
 from augury.errors import DeadlineError, NoWorkerError
@@ -19,23 +20,52 @@ from gateway.client import SchedulerClient
 _LOOK_SECONDS = 1.0
 """For so long a scheduler is taken to be as it was seen."""
 
+_IDLE_SECONDS = 1.0
+"""A scheduler that has no workers, or does not answer, for so long loses its requests to one that has."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """A scheduler as it was last seen: workers that take requests (None: it does not answer), requests from here, and
-    when it last left a request unfinished.
+    """A scheduler as it was last seen: workers that take requests (None: it does not answer), since when it has none,
+    requests from here, and when it last left a request unfinished.
+
+    ``leashes`` bound the waits for its next deltas.
     """
 
     client: SchedulerClient
     num_workers: int | None = 0
+    idle_since: float | None = None
     num_open: int = 0
     failed_at: float = float("-inf")
+    leashes: set[asyncio.Timeout] = field(default_factory=set)
 
     @property
     def cost(self) -> tuple[bool, bool, float]:
         """Smaller is better: it is well, it has workers, and they have little to do for this gateway."""
         unwell = self.num_workers is None or time.monotonic() - self.failed_at < _LOOK_SECONDS
         return unwell, not self.num_workers, self.num_open / max(1, self.num_workers or 0)
+
+    def saw(self, num_workers: int | None) -> None:
+        self.num_workers = num_workers
+        self.idle_since = None if num_workers else self.idle_since or time.monotonic()
+
+    def leave(self) -> None:
+        """Wait for nothing more that it was asked for."""
+        now = asyncio.get_running_loop().time()
+        for leash in self.leashes:
+            leash.reschedule(now)
+
+    async def next_delta(self, deltas: AsyncGenerator[Delta, None]) -> Delta:
+        """Raises NoWorkerError where the scheduler is left."""
+        leash = asyncio.timeout(None)
+        try:
+            async with leash:
+                self.leashes.add(leash)
+                return await anext(deltas)
+        except TimeoutError:
+            raise NoWorkerError("the scheduler has no workers, and others have") from None
+        finally:
+            self.leashes.discard(leash)
 
 
 class Continuing:
@@ -47,9 +77,13 @@ class Continuing:
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
         self._closed = False
+        self._watching: asyncio.Task[None] | None = None
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """As Backend.generate."""
+        if self._watching is None and len(self._schedulers) > 1:
+            # In a context of its own: it outlives the request that starts it, and logs for none.
+            self._watching = asyncio.create_task(self._watch(), context=Context())
         story = _Story(generation)
         pause, longest = limits.CONNECT_RETRY_SECONDS
         patience = time.monotonic() + self._wait_s
@@ -94,6 +128,8 @@ class Continuing:
     async def close(self) -> None:
         """Break every stream; open requests fail, and later ones too."""
         self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.gather(*(scheduler.client.close() for scheduler in self._schedulers))
 
     async def _part(self, scheduler: _Seen, story: "_Story") -> AsyncGenerator[Delta, None]:
@@ -101,7 +137,9 @@ class Continuing:
         scheduler.num_open += 1
         try:
             async with aclosing(scheduler.client.generate(story.rest())) as deltas:
-                async for delta in deltas:
+                ended = None
+                while ended is None:
+                    delta = await scheduler.next_delta(deltas)
                     ended = delta.ended
                     if ended is None or ended.error_code != NoWorkerError.code:
                         yield story.told(delta)
@@ -111,6 +149,17 @@ class Continuing:
                     raise NoWorkerError(ended.error_message or "the scheduler gave the request back")
         finally:
             scheduler.num_open -= 1
+
+    async def _watch(self) -> None:
+        """Leave schedulers whose requests wait for a worker while others have some."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if any(scheduler.num_open for scheduler in self._schedulers):
+                await self._look()
+            if any(scheduler.num_workers for scheduler in self._schedulers):
+                for scheduler in self._schedulers:
+                    if scheduler.idle_since and time.monotonic() - scheduler.idle_since >= _IDLE_SECONDS:
+                        scheduler.leave()
 
     async def _choose(self) -> _Seen:
         if len(self._schedulers) > 1:
@@ -123,7 +172,7 @@ class Continuing:
         found = await asyncio.gather(*(_described(scheduler.client) for scheduler in self._schedulers))
         self._looked_at = time.monotonic()
         for scheduler, description in zip(self._schedulers, found, strict=True):
-            scheduler.num_workers = None if description is None else num_ready_workers(description)
+            scheduler.saw(None if description is None else num_ready_workers(description))
         return found
 
 

@@ -7,7 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from augury import limits
-from augury.errors import NoWorkerError, OverloadedError
+from augury.errors import NoWorkerError
+from augury.shares import Shares
 from gateway.api_keys import ApiKeys
 
 _NO_KEY = "a valid API key is needed, as in: Authorization: Bearer KEY"
@@ -20,22 +21,25 @@ class Door:
         self.closed = False
         self._keys = keys
         self._num_inside = 0
+        self._shares = Shares()
         self._left = asyncio.Event()
 
     async def enter(self, request: Request) -> AsyncGenerator[None, None]:
         """Around the whole of a request, its response included: a dependency of FastAPI.
 
-        Raises NoWorkerError once closed, OverloadedError where too many are inside, HTTPException 401.
+        Raises NoWorkerError once closed, OverloadedError where too many are inside, RateLimitError where too many of
+        this client are, HTTPException 401.
         """
         self.check_open()
-        request.state.client = self._client(request)
-        if self._num_inside >= limits.MAX_REQUESTS_PER_GATEWAY:
-            raise OverloadedError("the gateway has too many requests open")
+        client = request.state.client = self._client(request)
+        self._shares.check(client, limits.MAX_REQUESTS_PER_GATEWAY - self._num_inside)
+        self._shares.take(client)
         self._num_inside += 1
         try:
             yield
         finally:
             self._num_inside -= 1
+            self._shares.give_back(client)
             self._left.set()
 
     def check_open(self) -> None:

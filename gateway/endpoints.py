@@ -98,7 +98,7 @@ class Endpoints:
         passage = passage_of(request)
         made = generations(asked, prompts, self._model.eos_token_ids, window, passage.request_id, salt)
         trace = passage.span.trace
-        wanted = [replace(each, timeout_s=timeout, trace=trace) for each in made]
+        wanted = [replace(each, timeout_s=timeout, trace=trace, client=client) for each in made]
         if self._log_prompts:
             _log.info("prompts", extra={"prompts": [self._model.decode(prompt) for prompt in prompts]})
         deadline = None if timeout is None else clock + timeout

@@ -36,7 +36,7 @@ def install(app: FastAPI) -> None:
 async def _on_domain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AuguryError)
     status = TABLE[error.code].http
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if status == 503 else {}
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if status in (429, 503) else {}
     if isinstance(error, DeadlineError):
         headers["x-should-retry"] = "false"
     return _response(status, error_body(error), headers)

@@ -104,10 +104,8 @@ def _worker_histogram(metric: WorkerMetric, workers: Iterable[WorkerStatus]) -> 
         counts = {float(value): count for (value,), count in metric.read(worker).items()}
         bounds = [*map(floatToGoString, counts), "+Inf"]
         totals = [*accumulate(counts.values()), sum(counts.values())]
-        sum_value = sum(value * count for value, count in counts.items())
-        family.add_metric(
-            [worker.worker_id], list(zip(bounds, totals, strict=True)), sum_value if metric.has_sum else None
-        )
+        summed = metric.total(worker) if metric.total else sum(value * count for value, count in counts.items())
+        family.add_metric([worker.worker_id], list(zip(bounds, totals, strict=True)), summed)
     return family
 
 

@@ -9,6 +9,10 @@ from augury.v1.kvcache_pb2_grpc import add_KVCacheServicer_to_server
 from kvcache_svc.registry import Registry, open_registry
 from kvcache_svc.service import KVCacheService
 
+_LAST_STEP_S = 0.2
+"""For answers under way. The streams of schedulers never end by themselves, and their requests stand still until the
+successor is there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheApp:
@@ -24,7 +28,7 @@ class KvCacheApp:
         await self.listener.set_ready(False)
 
     async def stop(self, grace_s: float) -> None:
-        await self.listener.stop(grace_s)
+        await self.listener.stop(min(grace_s, _LAST_STEP_S))
         await self.registry.close()
 
 

@@ -59,8 +59,11 @@ class LaneLoop:
         return self._opened and not self.stalled
 
     async def probe(self) -> None:
-        """Return once the worker's engine is between two steps. One that was given up in a step may be at it still."""
-        await self._worker.tags()
+        """Return once the worker's engine is between two steps. One that was given up in a step may be at it still.
+
+        What its blocks hold is a hint for where to send requests.
+        """
+        self.lane.memory.learn(await self._worker.tags())
 
     async def open(self) -> None:
         """Begin a new epoch at the KV service; requests that were running start over with the tokens they have.

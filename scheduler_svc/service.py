@@ -223,7 +223,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
             config = self._lane_config(info)
         except ValueError as error:
             raise InvalidRequestError(f"worker {info.worker_id} cannot be served: {error}") from error
-        lane = Scheduler(config, epoch=0, num_available=0)
+        lane = Scheduler(config, epoch=0, num_available=config.num_usable)
         self._workers[info.worker_id] = info
         kv, worker = KvClient(self._kvcache), WorkerClient(self._connect(info.address))
         loop = self._loops[info.worker_id] = LaneLoop(lane, _pool_spec(info), kv, worker, self._publish, self._stepped)
@@ -278,7 +278,7 @@ def _status(loop: LaneLoop, draining: bool) -> WorkerStatus:
         num_blocks=lane.config.num_blocks,
         num_available=lane.num_available,
         block_size=scheduler_block(lane.config.groups),
-        queue_tokens=sum(request.remaining for queue in (lane.waiting, lane.running) for request in queue.items),
+        queue_tokens=lane.queue_tokens,
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens,
         hit_tokens=counters.hit_tokens,
@@ -292,4 +292,5 @@ def _status(loop: LaneLoop, draining: bool) -> WorkerStatus:
         accepted_lengths=tuple(counters.accepted_lengths),
         misses=dict(counters.misses),
         iteration_tokens=tuple(counters.iteration_tokens),
+        total_iteration_tokens=counters.total_iteration_tokens,
     )

@@ -17,6 +17,7 @@ from augury.config import Settings
 from augury.models import model_folder, served_name
 from augury.types import WorkerInfo
 from augury.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+from worker_svc.device import pick_device
 from worker_svc.engine import Engine, EngineOptions
 from worker_svc.model.description import read_architecture
 from worker_svc.registration import keep_registered
@@ -111,6 +112,7 @@ def _load(settings: Settings) -> Engine:
             num_blocks=settings.kv.num_blocks,
             memory_mb=settings.kv.memory_mb,
             max_len=settings.model.max_len,
+            device=pick_device(settings.worker.device),
             attention=settings.worker.attention,
             depth=None if settings.speculation.depth == "auto" else int(settings.speculation.depth),
         ),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from augury.geometry import NULL_BLOCK
+from worker_svc.device import CPU, upload
 from worker_svc.model.groups import View
 
 
@@ -48,29 +49,34 @@ class Batch:
     """[N] index into the batch"""
 
 
-def make_batch(tokens: Sequence[Sequence[int]], spans: Sequence[Span], block_size: int) -> Batch:
+def make_batch(
+    tokens: Sequence[Sequence[int]], spans: Sequence[Span], block_size: int, device: torch.device = CPU
+) -> Batch:
     """The batch of ``spans``, which stand in order; ``tokens`` are the new tokens of each."""
     places = [range(span.num_computed, span.num_context) for span in spans]
+    group_slots = [
+        [slot for table, place in zip(tables, places, strict=True) for slot in slots(table, place, block_size)]
+        for tables in zip(*(span.blocks for span in spans), strict=True)
+    ]
     return Batch(
-        token_ids=torch.tensor([token for row in tokens for token in row]),
-        positions=torch.tensor([position for place in places for position in place]),
-        slots=[
-            torch.tensor(
-                [slot for table, place in zip(tables, places, strict=True) for slot in slots(table, place, block_size)]
-            )
-            for tables in zip(*(span.blocks for span in spans), strict=True)
-        ],
-        logits_rows=torch.tensor(_logits_rows(spans), dtype=torch.int64),
+        token_ids=upload([token for row in tokens for token in row], device),
+        positions=upload([position for place in places for position in place], device),
+        slots=[upload(values, device) for values in group_slots],
+        logits_rows=upload(_logits_rows(spans), device),
     )
 
 
-def block_tables(spans: Sequence[Span], view: View, block_size: int) -> Tensor:
+def reached_blocks(span: Span, view: View, block_size: int) -> Sequence[int]:
+    """The blocks that the span's new tokens see."""
+    reach = span.reach(view.window, block_size)
+    return span.blocks[view.group][reach.start : reach.stop]
+
+
+def block_tables(spans: Sequence[Span], view: View, block_size: int, device: torch.device = CPU) -> Tensor:
     """[len(spans), M] the blocks that each span reaches, where M is the most of them; the null block past an end."""
-    reaches = [span.reach(view.window, block_size) for span in spans]
-    tables = torch.full((len(spans), max(map(len, reaches))), NULL_BLOCK)
-    for table, span, reach in zip(tables, spans, reaches, strict=True):
-        table[: len(reach)] = torch.tensor(span.blocks[view.group][reach.start : reach.stop])
-    return tables
+    tables = [reached_blocks(span, view, block_size) for span in spans]
+    width = max(map(len, tables))
+    return upload([[*table, *[NULL_BLOCK] * (width - len(table))] for table in tables], device)
 
 
 def slots(blocks: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:

@@ -4,6 +4,7 @@ Passes that only write KV stand first, then those that draft, deepest first. So 
 are still on is the front part of what the module before it had.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from worker_svc.attention.port import Attention
 from worker_svc.batch import Span, slots
+from worker_svc.device import upload
 from worker_svc.kv import Kv
 from worker_svc.model.llama import Llama
 from worker_svc.model.mtp import Modules, Queries, Rows
 from worker_svc.model.policy import ChainKind
 from worker_svc.requests import Held
-from worker_svc.sampling import race, signed
+from worker_svc.sampling import noisy_race, signed
 
 _FEW_ROWS = 8
 """So few rows cost a module no more than the last one alone, for which queries would have to be laid out anew."""
@@ -60,20 +62,25 @@ class _Asked:
 class _Draws:
     """How the drafting ones of ``passes`` draw."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    def __init__(self, passes: Sequence[Pass], device: torch.device) -> None:
         requests = [p.request for p in passes if p.drafting]
-        self._sampled = any(request.sampling.temperature > 0 for request in requests)
-        self._temperatures = torch.tensor([request.sampling.temperature for request in requests])
-        self._seeds = signed([request.sampling.seed for request in requests])
-        self._positions = torch.tensor([len(request.tokens) for request in requests])
+        self._places = [place for place, request in enumerate(requests) if request.sampling.temperature > 0]
+        sampled = [requests[place] for place in self._places]
+        self._rows = upload(self._places, device)
+        self._temperatures = upload([request.sampling.temperature for request in sampled], device, torch.float32)
+        self._seeds = signed([request.sampling.seed for request in sampled], device)
+        self._positions = upload([len(request.tokens) for request in sampled], device)
 
     def draw(self, logits: Tensor, token_ids: Tensor, num_before: int) -> Tensor:
         """[n] a token for each of the first n passes, after so many drafts; ``logits`` [n, D] are of ``token_ids``."""
-        if not self._sampled:
-            return token_ids[logits.argmax(-1)]
-        num = len(logits)
-        positions = self._positions[:num] + num_before
-        return token_ids[race(logits, self._temperatures[:num], self._seeds[:num], positions, token_ids)]
+        columns, num = logits.argmax(-1), bisect_left(self._places, len(logits))
+        if num:
+            rows, positions = self._rows[:num], self._positions[:num] + num_before
+            drawn = noisy_race(
+                logits.index_select(0, rows), self._temperatures[:num], self._seeds[:num], positions, token_ids
+            )
+            columns.index_copy_(0, rows, drawn)
+        return token_ids.index_select(0, columns)
 
 
 class Drafter:
@@ -104,8 +111,12 @@ class Drafter:
         ordered = [passes[i] for i in order]
         drafting = [i for i in order if passes[i].drafting]
         drafts: list[list[int]] = [[] for _ in passes]
-        for drawn in self._reuse(ordered) if self.reuses else self._descend(ordered):
-            for i, token in zip(drafting, drawn.tolist(), strict=False):
+        drawn = self._reuse(ordered) if self.reuses else self._descend(ordered)
+        if not drafting:
+            return drafts
+        tokens = iter(torch.cat(drawn).tolist())
+        for part in drawn:
+            for i, token in zip(drafting[: len(part)], tokens, strict=False):
                 drafts[i].append(token)
         return drafts
 
@@ -113,8 +124,9 @@ class Drafter:
         """Module after module over the same rows, whose tokens move on by one each time. Each module's drafts."""
         chained = self._modules.policy.chain is ChainKind.CHAINED
         ends = list(accumulate(p.num_rows for p in passes))
-        lasts = torch.tensor(ends) - 1
-        ids, hidden, rows, draws = _first_tokens(passes), _hidden(passes), self._rows(passes), _Draws(passes)
+        lasts = upload([end - 1 for end in ends], self._kv.device)
+        ids, hidden, rows = self._first_tokens(passes), _hidden(passes), self._rows(passes)
+        draws = _Draws(passes, self._kv.device)
         on, asked, drawn = passes, dict[tuple[int, int], _Asked](), list[Tensor]()
         while on:
             m, num_rows = len(drawn), ends[len(on) - 1]
@@ -130,7 +142,7 @@ class Drafter:
             drawn.append(self._draw(m, normed, asked[shape].heads, draws, m))
             if later:
                 ids = ids[: ends[len(later) - 1]].roll(-1)
-                ids.index_copy_(0, lasts[: len(later)], _next_tokens(later, m, drawn[-1]))
+                ids.index_copy_(0, lasts[: len(later)], self._next_tokens(later, m, drawn[-1]))
                 hidden = self._passed_on(y, normed) if chained else hidden
             on = later
         return drawn
@@ -140,7 +152,8 @@ class Drafter:
 
         The rows behind are provisional: the next pass of the request writes them anew.
         """
-        ids, hidden, draws, drawn = _first_tokens(passes), _hidden(passes), _Draws(passes), list[Tensor]()
+        ids, hidden, drawn = self._first_tokens(passes), _hidden(passes), list[Tensor]()
+        draws = _Draws(passes, self._kv.device)
         while passes:
             asked = self._ask(passes, 0)
             y = self._modules.run(0, ids, hidden, self._rows(passes), asked.queries, self._kv)
@@ -170,23 +183,22 @@ class Drafter:
             if p.drafting:
                 heads.append(len(index) - 1)
         queries = Queries(
-            index=None if len(index) == end else torch.tensor(index, dtype=torch.int64),
+            index=None if len(index) == end else upload(index, self._kv.device),
             attend=self._attention.prepare(spans, self._kv.block_size),
         )
-        return _Asked(queries=queries, heads=torch.tensor(heads, dtype=torch.int64))
+        return _Asked(queries=queries, heads=upload(heads, self._kv.device))
 
     def _rows(self, passes: Sequence[Pass]) -> Rows:
         positions = [position for p in passes for position in range(p.start, p.end)]
         return Rows(
             slots={group: self._kv.rows(self._slots(passes, group)) for group in self._kv.layout.draft_groups},
-            rotation=self._target.rotation(torch.tensor(positions)),
+            rotation=self._target.rotation(upload(positions, self._kv.device)),
         )
 
     def _slots(self, passes: Sequence[Pass], group: int) -> Tensor:
         size = self._kv.block_size
-        return torch.tensor(
-            [slot for p in passes for slot in slots(p.request.blocks[group], range(p.start, p.end), size)]
-        )
+        places = [slot for p in passes for slot in slots(p.request.blocks[group], range(p.start, p.end), size)]
+        return upload(places, self._kv.device)
 
     def _draw(self, m: int, normed: Tensor, heads: Tensor, draws: _Draws, num_before: int) -> Tensor:
         """A token from each of ``heads``, which stand in the order of ``draws``."""
@@ -194,18 +206,17 @@ class Drafter:
             return heads
         return draws.draw(self._modules.logits(m, normed.index_select(0, heads)), self._modules.draft_ids, num_before)
 
+    def _first_tokens(self, passes: Sequence[Pass]) -> Tensor:
+        tokens = [token for p in passes for token in p.request.tokens[p.start + 1 : p.end + 1]]
+        return upload(tokens, self._kv.device)
 
-def _first_tokens(passes: Sequence[Pass]) -> Tensor:
-    return torch.tensor([token for p in passes for token in p.request.tokens[p.start + 1 : p.end + 1]])
+    def _next_tokens(self, passes: Sequence[Pass], m: int, drawn: Tensor) -> Tensor:
+        """What the last row of each pass reads in module m + 1: the known token, or module m's draft."""
+        known = [p.request.tokens[p.end + m + 1] for p in passes if not p.drafting]
+        if not known:
+            return drawn[: len(passes)]
+        return torch.cat([upload(known, self._kv.device), drawn[: len(passes) - len(known)]])
 
 
 def _hidden(passes: Sequence[Pass]) -> Tensor:
     return torch.cat([p.hidden for p in passes])
-
-
-def _next_tokens(passes: Sequence[Pass], m: int, drawn: Tensor) -> Tensor:
-    """What the last row of each pass reads in module m + 1: the known token, or module m's draft."""
-    known = [p.request.tokens[p.end + m + 1] for p in passes if not p.drafting]
-    if not known:
-        return drawn[: len(passes)]
-    return torch.cat([torch.tensor(known, dtype=torch.int64), drawn[: len(passes) - len(known)]])

@@ -11,10 +11,11 @@ from torch import Tensor
 from augury.errors import FencedError
 from augury.geometry import NULL_BLOCK, KvGroup
 from augury.types import Outcome, Row, Step
-from worker_svc.attention import make_attention
+from worker_svc.attention import AUTO, choose_attention, make_attention
 from worker_svc.attention.port import Attention
 from worker_svc.batch import Span, make_batch
 from worker_svc.depth import DepthPolicy
+from worker_svc.device import CPU, kv_bytes
 from worker_svc.drafter import Drafter
 from worker_svc.kv import Kv, bytes_per_block, torch_dtype
 from worker_svc.model.description import Architecture, read_architecture
@@ -24,24 +25,29 @@ from worker_svc.model.mtp import Modules, drop_modules
 from worker_svc.model.weights import Checkpoint, fingerprint
 from worker_svc.rejection import verify
 from worker_svc.requests import Bounds, Held, check_step
+from worker_svc.sampling import Reading, read
 from worker_svc.speculator import Advance, Speculator, num_lagging
+
+_TRIED = (1, 128)
+"""Tokens of a decoding request and of a prompt: FlashInfer chooses kernels by whether there are more than 64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How to run a model.
 
-    ``num_blocks`` includes the null block; None means as many as ``memory_mb`` MiB hold. ``max_len`` None is the
-    model's own context. ``depth`` is the number of drafts of a step; None means up to one by each MTP module, as many
-    as pay. ``hybrid``: layers behind a window keep no KV that it has passed.
+    ``num_blocks`` includes the null block; None means as many as ``memory_mb`` MiB hold, or device.kv_bytes where that
+    is None. ``max_len`` None is the model's own context. ``depth`` is the number of drafts of a step; None means up to
+    one by each MTP module, as many as pay. ``hybrid``: layers behind a window keep no KV that it has passed.
     """
 
     dtype: str = "bfloat16"
     block_size: int = 16
     num_blocks: int | None = None
-    memory_mb: int = 2048
+    memory_mb: int | None = None
     max_len: int | None = None
-    attention: str = "cpu"
+    device: torch.device = CPU
+    attention: str = AUTO
     depth: int | None = None
     hybrid: bool = True
 
@@ -109,7 +115,8 @@ class Engine:
     def load(cls, path: Path, options: EngineOptions) -> "Engine":
         """An engine for the Hugging Face folder ``path``. Raises ValueError where model and options do not fit."""
         architecture, dtype = read_architecture(path), torch_dtype(options.dtype)
-        attention = make_attention(options.attention)
+        device = options.device
+        attention = make_attention(choose_attention(options.attention, device, dtype, architecture.head_dim), device)
         max_len = options.max_len or architecture.max_positions
         if max_len > architecture.max_positions:
             raise ValueError(f"max_len {max_len} is beyond the model's {architecture.max_positions} positions")
@@ -117,7 +124,6 @@ class Engine:
         size, hybrid = options.block_size, options.hybrid
         layout = make_layout(architecture, num_modules, size, num_lagging=num_lagging(size), hybrid=hybrid)
         num_bytes = bytes_per_block(architecture, layout, dtype)
-        num_blocks = options.num_blocks or (options.memory_mb << 20) // num_bytes
         description = Description(
             fingerprint=fingerprint(path, options.dtype, num_modules),
             vocab_size=architecture.vocab_size,
@@ -127,16 +133,19 @@ class Engine:
             num_prefill_lookahead=num_modules,
             max_drafts=max_drafts,
         )
-        kv = Kv(architecture, layout, dtype, num_blocks)
-        checkpoint = Checkpoint(path, dtype)
+        checkpoint = Checkpoint(path, dtype, device)
         model = Llama(architecture, checkpoint, max_len)
-        speculator = None
-        if num_modules:
-            modules = Modules(architecture, checkpoint, model, num_modules)
-            policy = DepthPolicy(max_drafts, fixed=options.depth is not None)
-            speculator = Speculator(Drafter(model, modules, kv, attention), policy, kv, max_len)
+        modules = Modules(architecture, checkpoint, model, num_modules) if num_modules else None
         drop_modules(architecture, checkpoint, num_modules)
         checkpoint.finish("rotary_emb.inv_freq")
+        num_blocks = options.num_blocks or kv_bytes(device, options.memory_mb) // num_bytes
+        kv = Kv(architecture, layout, dtype, num_blocks, device)
+        speculator = None
+        if modules is not None:
+            policy = DepthPolicy(max_drafts, fixed=options.depth is not None)
+            speculator = Speculator(Drafter(model, modules, kv, attention), policy, kv, max_len)
+        if device.type == "cuda":
+            try_kernels(architecture, kv, attention)
         return cls(model, kv, attention, description, speculator)
 
     @torch.inference_mode()
@@ -205,8 +214,12 @@ class Engine:
         if not rows:
             return {}
         spans = self._lay_out(rows)
+        started = time.perf_counter()
         hidden_te, logits_nv = self._forward(rows, spans)
-        emitted = self._verify(rows, spans, logits_nv)
+        readings = read(logits_nv)
+        if self._speculator is not None:
+            self._speculator.time_target(len(hidden_te), started)
+        emitted = self._verify(rows, spans, logits_nv, readings)
         going_on = [(row, span) for row, span in zip(rows, spans, strict=True) if emitted[row.handle] != []]
         if self._speculator is None:
             for row, _ in going_on:
@@ -241,31 +254,30 @@ class Engine:
 
     def _forward(self, rows: Sequence[Row], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
         """Write the rows' KV; the hidden states that modules read [T, E] (without any: of no use), and the logits."""
-        started = time.perf_counter()
         tokens = []
         for row, span in zip(rows, spans, strict=True):
             request = self._held[row.handle]
             known = request.tokens[span.num_computed : span.num_computed + row.num_new]
             tokens.append(known + request.drafts[: row.num_drafts])
-        batch = make_batch(tokens, spans, self._kv.block_size)
+        batch = make_batch(tokens, spans, self._kv.block_size, self._kv.device)
         h_te = self._model.forward(batch, self._kv, self._attention.prepare(spans, self._kv.block_size))
         normed_te = self._model.norm(h_te)
         logits_nv = self._model.logits(normed_te.index_select(0, batch.logits_rows))
         if self._speculator is None:
             return normed_te, logits_nv
-        self._speculator.time_target(len(h_te), started)
         return self._speculator.target_hidden(h_te, normed_te), logits_nv
 
-    def _verify(self, rows: Sequence[Row], spans: Sequence[Span], logits_nv: Tensor) -> dict[int, list[int] | None]:
+    def _verify(
+        self, rows: Sequence[Row], spans: Sequence[Span], logits_nv: Tensor, readings: Sequence[Reading]
+    ) -> dict[int, list[int] | None]:
         """Draw at every row of logits as far as drafts are accepted; count the rows that are part of the text."""
-        finite = logits_nv.sum(-1).isfinite().tolist()
         emitted: dict[int, list[int] | None] = {}
         end = 0
         for row, span in zip(rows, spans, strict=True):
             request, tokens = self._held[row.handle], None
             if span.num_logits:
                 start, end = end, end + span.num_logits
-                tokens = verify(request, request.drafts[: row.num_drafts], logits_nv[start:end], finite[start:end])
+                tokens = verify(request, request.drafts[: row.num_drafts], logits_nv[start:end], readings[start:end])
             request.num_computed += row.num_new + (len(tokens) - 1 if tokens else 0)
             emitted[row.handle] = tokens
         return emitted
@@ -290,3 +302,15 @@ def _drafts_and_modules(architecture: Architecture, depth: int | None) -> tuple[
         return 0, 0
     max_drafts = architecture.mtp.num_drafts(depth)
     return max_drafts, architecture.mtp.num_used(max_drafts)
+
+
+def try_kernels(architecture: Architecture, kv: Kv, attention: Attention) -> None:
+    """Attention of one token and of many in all views, over the null block: kernels are built at their first use.
+
+    Takes minutes where they do not come ready made. Raises RuntimeError where they cannot be built.
+    """
+    for num_new in _TRIED:
+        blocks = [[NULL_BLOCK] * -(-num_new // kv.block_size)] * len(kv.layout.groups)
+        attend = attention.prepare([Span(start=0, num_new=num_new, num_context=num_new, blocks=blocks)], kv.block_size)
+        for view, (keys, values) in {view: kv.layers[i] for i, view in enumerate(kv.layout.views)}.items():
+            attend(keys.new_zeros(num_new, architecture.num_heads, architecture.head_dim), keys, values, view).cpu()

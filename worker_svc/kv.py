@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from augury.geometry import NULL_BLOCK
+from worker_svc.device import CPU, upload
 from worker_svc.model.description import Architecture
 from worker_svc.model.groups import Layout
 
@@ -17,16 +18,24 @@ class Kv:
     padded, is never written and always zero.
     """
 
-    def __init__(self, architecture: Architecture, layout: Layout, dtype: torch.dtype, num_blocks: int) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: Layout,
+        dtype: torch.dtype,
+        num_blocks: int,
+        device: torch.device = CPU,
+    ) -> None:
         """Holds ``num_blocks`` blocks, the null block among them. Raises ValueError for fewer than two blocks."""
         if num_blocks < 2:
             raise ValueError(f"KV needs two blocks at least, not {num_blocks}")
         self.layout = layout
+        self.device = device
         self.block_size = layout.block_size
         self.num_blocks = num_blocks
         shape = (layout.num_shelves, 2, num_blocks, architecture.num_kv_heads, self.block_size, architecture.head_dim)
         # Not zeroed as a whole: memory is taken as blocks are claimed.
-        self._data = torch.empty(shape, dtype=dtype)
+        self._data = torch.empty(shape, dtype=dtype, device=device)
         self._data[:, :, NULL_BLOCK] = 0
         shelves: list[tuple[Tensor, Tensor]] = [(shelf[0], shelf[1]) for shelf in self._data]
         self.layers = [shelves[shelf] for shelf in layout.shelves]
@@ -42,7 +51,7 @@ class Kv:
             return
         for block in blocks:
             self._tags.pop(block, None)
-        self._data.index_fill_(2, torch.tensor(blocks), 0)
+        self._data.index_fill_(2, upload(blocks, self.device), 0)
 
     def seal(self, block: int, key: bytes) -> None:
         """``block`` holds what ``key`` names and is written no more until it is claimed again."""
@@ -67,7 +76,7 @@ class Kv:
         """[T * kv_heads] where the ``slots`` [T] lie in a layer's keys, seen as [..., head_dim], head by head."""
         num_heads = self._data.shape[3]
         blocks, offsets = slots // self.block_size, slots % self.block_size
-        heads = blocks.unsqueeze(-1) * num_heads + torch.arange(num_heads)
+        heads = blocks.unsqueeze(-1) * num_heads + torch.arange(num_heads, device=self.device)
         return (heads * self.block_size + offsets.unsqueeze(-1)).flatten()
 
     def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:

@@ -54,8 +54,11 @@ async def keep_registered(
 
 
 def _in_turn(schedulers: Sequence[grpc.aio.Channel], worker_id: str) -> list[grpc.aio.Channel]:
-    """All of them, beginning with one that depends on the worker alone, so that workers spread."""
-    start = zlib.crc32(worker_id.encode()) % len(schedulers)
+    """All of them, beginning with one that depends on the worker alone, so that workers spread.
+
+    Those whose names count up take turns: adler32 ends in the sum of the bytes.
+    """
+    start = zlib.adler32(worker_id.encode()) % len(schedulers)
     return [*schedulers[start:], *schedulers[:start]]
 
 

@@ -5,21 +5,22 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from worker_svc.requests import Held
-from worker_svc.sampling import Draw, sample
+from worker_svc.sampling import Draw, Reading, sample, takes_highest
 
 
-def verify(request: Held, drafts: Sequence[int], logits: Tensor, finite: Sequence[bool]) -> list[int]:
+def verify(request: Held, drafts: Sequence[int], logits: Tensor, readings: Sequence[Reading]) -> list[int]:
     """Append to the request's tokens, and return, the accepted drafts and the bonus token.
 
-    ``logits`` [1 + len(drafts), V], changed in place, follow the last known token and each draft. Each position is
-    drawn with all tokens accepted before it as its history. A stop token is the last one, and so is the one before a
-    position whose logits are not ``finite``: empty where that is the first.
+    ``logits`` [1 + len(drafts), V], changed in place, follow the last known token and each draft; ``readings`` are
+    theirs. Each position is drawn with all tokens accepted before it as its history. A stop token is the last one, and
+    so is the one before a position whose logits are not finite: empty where that is the first.
     """
     known = len(request.tokens)
     for index, row in enumerate(logits):
-        if not finite[index]:
+        if not readings[index].finite:
             break
-        (token,) = sample(row.unsqueeze(0), [_draw(request)])
+        draw = _draw(request)
+        token = readings[index].highest if takes_highest(draw) else sample(row.unsqueeze(0), [draw])[0]
         request.tokens.append(token)
         if token in request.stopping.stop_token_ids or token not in drafts[index : index + 1]:
             break

@@ -7,11 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from augury.types import SamplingParams, StopParams
+from worker_svc.device import CPU, upload
 
 _MASK_64 = (1 << 64) - 1
 # splitmix64's increment and multipliers (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
@@ -30,6 +32,26 @@ class Draw:
     num_prompt: int
     sampling: SamplingParams
     stopping: StopParams
+
+
+class Reading(NamedTuple):
+    """Of a row of logits: whether all are finite, and the id of the highest, on a tie the lowest id."""
+
+    finite: bool
+    highest: int
+
+
+def read(logits: Tensor) -> list[Reading]:
+    """What the host needs of ``logits`` [N, V] in any case, fetched at once."""
+    columns = torch.stack([logits.sum(-1).isfinite(), logits.argmax(-1)], -1)
+    return [Reading(finite=bool(finite), highest=highest) for finite, highest in columns.tolist()]
+
+
+def takes_highest(draw: Draw) -> bool:
+    """Whether ``sample`` draws the highest of the logits as they are."""
+    sampling = draw.sampling
+    edits = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+    return not (sampling.temperature > 0 or edits or sampling.logit_bias or _must_go_on(draw))
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -52,7 +74,7 @@ def exponential_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     A function of seed (modulo 2**64), position and token id alone: splitmix64's output number ``token_id`` of a stream
     that seed and position choose.
     """
-    return _noise(signed([seed]).to(token_ids.device), torch.tensor([position], device=token_ids.device), token_ids)
+    return _noise(signed([seed], token_ids.device), upload([position], token_ids.device), token_ids)
 
 
 def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
@@ -63,15 +85,21 @@ def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor,
     winners = logits.argmax(-1)
     sampled = temperatures.nonzero().squeeze(-1)
     if len(sampled):
-        noise = _noise(seeds[sampled, None], positions[sampled, None], token_ids)
-        scores = logits[sampled].double() / temperatures[sampled, None]
-        winners[sampled] = (scores - noise.log()).argmax(-1)
+        winners[sampled] = noisy_race(
+            logits[sampled], temperatures[sampled], seeds[sampled], positions[sampled], token_ids
+        )
     return winners
 
 
-def signed(values: Sequence[int]) -> Tensor:
+def noisy_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """``race`` where no temperature is 0."""
+    noise = _noise(seeds.unsqueeze(-1), positions.unsqueeze(-1), token_ids)
+    return (logits.double() / temperatures.unsqueeze(-1) - noise.log()).argmax(-1)
+
+
+def signed(values: Sequence[int], device: torch.device = CPU) -> Tensor:
     """[N] int64 of the same 64 bits as each of ``values``, modulo 2**64."""
-    return torch.tensor([_signed(value) for value in values])
+    return upload([_signed(value) for value in values], device)
 
 
 def _noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
@@ -84,7 +112,7 @@ def _edit(logits: Tensor, draw: Draw) -> None:
     """Penalties, logit_bias and min_tokens on one row [V], in place."""
     sampling, stopping = draw.sampling, draw.stopping
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(draw.tokens[: draw.position])), device=logits.device)
+        seen = upload(sorted(set(draw.tokens[: draw.position])), logits.device)
         values = logits[seen]
         penalty = sampling.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
@@ -95,14 +123,20 @@ def _edit(logits: Tensor, draw: Draw) -> None:
         }
         _add(logits, penalties, -1)
     _add(logits, sampling.logit_bias, 1)
-    if stopping.stop_token_ids and draw.position - draw.num_prompt < stopping.min_tokens:
-        logits[sorted(stopping.stop_token_ids)] = -torch.inf
+    if _must_go_on(draw):
+        logits.index_fill_(0, upload(sorted(stopping.stop_token_ids), logits.device), -torch.inf)
+
+
+def _must_go_on(draw: Draw) -> bool:
+    """Whether min_tokens forbids the stop tokens."""
+    stopping = draw.stopping
+    return bool(stopping.stop_token_ids) and draw.position - draw.num_prompt < stopping.min_tokens
 
 
 def _add(logits: Tensor, amounts: Mapping[int, float], sign: int) -> None:
     if amounts:
-        token_ids = torch.tensor(list(amounts), device=logits.device)
-        logits[token_ids] += sign * torch.tensor(list(amounts.values()), device=logits.device)
+        token_ids = upload(list(amounts), logits.device)
+        logits[token_ids] += sign * upload(list(amounts.values()), logits.device, torch.float32)
 
 
 def _draw(logits: Tensor, draw: Draw) -> Tensor:
@@ -116,12 +150,12 @@ def _draw(logits: Tensor, draw: Draw) -> Tensor:
     if sampling.top_p < 1:
         scores, token_ids = _keep(scores, token_ids, _top_p_floor(scores, sampling.top_p))
     if sampling.min_p > 0:
-        scores, token_ids = _keep(scores, token_ids, torch.tensor(math.log(sampling.min_p)))
+        scores, token_ids = _keep(scores, token_ids, math.log(sampling.min_p))
     noise = exponential_noise(sampling.seed, draw.position, token_ids)
-    return token_ids[(scores.softmax(-1) / noise).argmax()]
+    return token_ids.take((scores.softmax(-1) / noise).argmax())
 
 
-def _keep(scores: Tensor, token_ids: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+def _keep(scores: Tensor, token_ids: Tensor, floor: Tensor | float) -> tuple[Tensor, Tensor]:
     """Those that score ``floor`` or more."""
     kept = (scores >= floor).nonzero().squeeze(-1)
     return scores[kept], token_ids[kept]

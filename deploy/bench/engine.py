@@ -1,13 +1,13 @@
 """`augury bench engine`: decode speed of the engine beside transformers' `generate`, on one machine and in one run."""
 
 import argparse
-import itertools
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ import torch
 from tqdm import tqdm
 
 from augury.errors import AuguryError
+from augury.geometry import KvGroup
 from augury.types import NewRequest, Row, SamplingParams, Step, StopParams
 from deploy.bench.options import positive
-from worker_svc.engine import Engine, EngineOptions
+from worker_svc.engine import Description, Engine, EngineOptions
+from worker_svc.model.description import read_architecture
+from worker_svc.model.groups import make_layout
 from worker_svc.model.named import ready_folder
 
 BLOCK_SIZE = 16
@@ -32,9 +35,15 @@ class Load:
     num_prompt: int
     num_decoded: int
 
-    @property
-    def blocks_per_stream(self) -> int:
-        return -(-(self.num_prompt + self.num_decoded) // BLOCK_SIZE)
+    def tables(self, stream: int, groups: Sequence[KvGroup]) -> tuple[tuple[int, ...], ...]:
+        """A block table for each group, which no other stream's shares a block with."""
+        lengths = [group.num_blocks(self.num_prompt + self.num_decoded) for group in groups]
+        starts = accumulate(lengths, initial=1 + stream * sum(lengths))
+        return tuple(tuple(range(start, start + length)) for start, length in zip(starts, lengths, strict=False))
+
+    def num_blocks(self, num_streams: int, groups: Sequence[KvGroup]) -> int:
+        """Blocks of all tables, and the null block."""
+        return 1 + self.tables(num_streams - 1, groups)[-1][-1]
 
     def prompt(self, stream: int, vocab_size: int) -> tuple[int, ...]:
         """Token ids spread over the vocabulary, others for each stream."""
@@ -74,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 def _rivals(folder: Path, dtype: str, load: Load) -> dict[str, Callable[[], float]]:
     """What is compared, the yardstick first. Raises ValueError or ModuleNotFoundError where one cannot run."""
     model = _load_transformers(folder, dtype)
-    num_blocks = 1 + MANY * load.blocks_per_stream
+    num_blocks = load.num_blocks(MANY, make_layout(read_architecture(folder), 0, BLOCK_SIZE).groups)
     engine = Engine.load(folder, EngineOptions(dtype=dtype, block_size=BLOCK_SIZE, num_blocks=num_blocks, depth=0))
-    epochs = itertools.count(1)
+    epochs = count(1)
     return {
         "transformers generate, 1 stream": lambda: generate(model, load),
         "engine, 1 stream": lambda: decode(engine, next(epochs), load, num_streams=1),
@@ -106,7 +115,7 @@ def table(rates: Mapping[str, float]) -> str:
 
 def decode(engine: Engine, epoch: int, load: Load, *, num_streams: int) -> float:
     """Decode rate of ``num_streams`` together, in tokens/s over all, prefill left out."""
-    requests = [_request(handle, load, engine.description.vocab_size) for handle in range(num_streams)]
+    requests = [_request(handle, load, engine.description) for handle in range(num_streams)]
     prefill = tuple(Row(handle=request.handle, num_new=load.num_prompt) for request in requests)
     engine.execute(Step(epoch=epoch, seq=0, fresh=tuple(requests), rows=prefill))
     rows = tuple(Row(handle=request.handle, num_new=1) for request in requests)
@@ -117,14 +126,13 @@ def decode(engine: Engine, epoch: int, load: Load, *, num_streams: int) -> float
     return num_streams * load.num_decoded / (time.perf_counter() - started)
 
 
-def _request(handle: int, load: Load, vocab_size: int) -> NewRequest:
-    first_block = 1 + handle * load.blocks_per_stream
+def _request(handle: int, load: Load, description: Description) -> NewRequest:
     return NewRequest(
         handle=handle,
-        tokens=load.prompt(handle, vocab_size),
+        tokens=load.prompt(handle, description.vocab_size),
         num_prompt=load.num_prompt,
         num_computed=0,
-        blocks=(tuple(range(first_block, first_block + load.blocks_per_stream)),),
+        blocks=load.tables(handle, description.groups),
         hits=(),
         sampling=SamplingParams(temperature=0),
         stopping=StopParams(max_tokens=load.num_decoded + 1),

@@ -21,6 +21,7 @@ from augury.errors import AuguryError
 from augury.types import Generation, SamplingParams, StopParams
 from deploy.bench import rivals
 from deploy.bench.options import positive, share
+from deploy.bench.pools import blocks_per_stream
 from deploy.bench.prompts import make_prompt
 from deploy.bench.rivals import Answered, Rival, Work
 from deploy.bench.sets import SETS, Tokens
@@ -61,9 +62,11 @@ class Bench:
     def settings(self, loads: Sequence["Load"], *more: str, room: int = 1) -> config.Settings:
         """Settings of one engine, with blocks for ``room`` times the streams at once. Raises ValueError."""
         wishes = (wish for load in loads for number in range(1 + self.rounds) for wish in load.wishes(number))
-        longest = max(len(wish.prompt) for wish in wishes) + self.num_tokens + _DRAFT_SLOTS
-        block_size = config.load(env=os.environ, overrides=self.overrides).kv.block_size
-        num_blocks = 1 + room * self.concurrency * (-(-longest // block_size))
+        longest = max(len(wish.prompt) for wish in wishes) + self.num_tokens
+        given = config.load(env=os.environ, overrides=self.overrides)
+        ahead = min(longest, given.scheduler.max_batched_tokens)
+        each = blocks_per_stream(self.folder, given.kv.block_size, longest + _DRAFT_SLOTS, ahead + _DRAFT_SLOTS)
+        num_blocks = 1 + room * self.concurrency * each
         fixed = [f"model.path={self.folder}", f"kv.num_blocks={num_blocks}", *more]
         return config.load(env=os.environ, overrides=[*fixed, *self.overrides])
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 ENV_PREFIX = "AUGURY_"
 
 Depth = Annotated[str, Meta(pattern="^(auto|[0-9]{1,3})$")]
+Device = Annotated[str, Meta(pattern="^(auto|cpu|cuda(:[0-9]{1,2})?)$")]
 HttpUrl = Annotated[str, Meta(pattern="^https?://.")]
 AtLeast1 = Annotated[int, Meta(ge=1)]
 AtLeast2 = Annotated[int, Meta(ge=2)]
@@ -41,7 +42,10 @@ class ModelSettings(_Section, frozen=True):
 class KvSettings(_Section, frozen=True):
     block_size: Annotated[int, doc("Tokens in a KV block", ge=1, le=1024)] = 16
     num_blocks: Annotated[AtLeast2 | None, doc("Blocks of a worker; unset: from kv.memory_mb")] = None
-    memory_mb: Annotated[int, doc("Memory for KV, where kv.num_blocks is unset", ge=1)] = 2048
+    memory_mb: Annotated[
+        AtLeast1 | None,
+        doc("Memory for KV in MiB, where kv.num_blocks is unset; unset: 2048, on CUDA 0.9 of what is free less 1024"),
+    ] = None
     hybrid: Annotated[
         Literal["auto", "off"], doc("Whether layers behind a window free the KV that it has passed; off: they keep it")
     ] = "auto"
@@ -58,7 +62,10 @@ class SchedulerSettings(_Section, frozen=True):
     ] = None
     max_batched_tokens: Annotated[int, doc("Token budget of one iteration", ge=1)] = 512
     max_running: Annotated[int, doc("Requests in one worker's batch", ge=1, le=4096)] = 64
-    policy: Annotated[Literal["fcfs", "priority"], doc("Order of requests")] = "fcfs"
+    policy: Annotated[
+        Literal["fair", "fcfs", "priority"],
+        doc("Order of requests; fair: clients get equal shares, and priorities are within one client"),
+    ] = "fair"
     silence_seconds: Annotated[float, doc("A worker that is silent for so long is given up", ge=2)] = 3.0
     stall_seconds: Annotated[float, doc("A worker that works at one step for so long is given up", ge=0.1)] = 30.0
     wait_seconds: Annotated[float, doc("Requests wait so long for a worker while there is none", ge=0)] = 60.0
@@ -77,7 +84,11 @@ class WorkerSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
     advertise: Annotated[str | None, doc("Address told to the scheduler; unset: the bound one")] = None
     id: Annotated[str | None, doc("Name of this worker; unset: a random one")] = None
-    attention: Annotated[Literal["reference", "cpu"], doc("Attention backend")] = "cpu"
+    device: Annotated[Device, doc("Where the model runs: cpu, cuda, cuda:N; auto: cuda where there is one")] = "auto"
+    attention: Annotated[
+        Literal["auto", "reference", "cpu", "flashinfer"],
+        doc("Attention backend; auto: flashinfer on CUDA where it runs, else cpu, which is plain torch"),
+    ] = "auto"
     threads: Annotated[AtLeast1 | None, doc("Forward pass's threads; unset: one per core, 1 for small models")] = None
 
 

@@ -15,6 +15,7 @@ TABLE: dict[str, Mapping] = {
     "invalid_request": Mapping("INVALID_ARGUMENT", 400, "invalid_request_error"),
     "context_length_exceeded": Mapping("OUT_OF_RANGE", 400, "invalid_request_error"),
     "model_not_found": Mapping("NOT_FOUND", 404, "invalid_request_error"),
+    "rate_limit_exceeded": Mapping("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
     "server_overloaded": Mapping("RESOURCE_EXHAUSTED", 503, "server_error"),
     "no_worker": Mapping("UNAVAILABLE", 503, "server_error"),
     "deadline_exceeded": Mapping("DEADLINE_EXCEEDED", 504, "server_error"),
@@ -57,6 +58,12 @@ class OverloadedError(AuguryError):
     """A bounded queue is full; trying again later may work."""
 
     code = "server_overloaded"
+
+
+class RateLimitError(OverloadedError):
+    """One client has too many requests open, while there are places left for others."""
+
+    code = "rate_limit_exceeded"
 
 
 class NoWorkerError(AuguryError):

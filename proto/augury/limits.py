@@ -29,5 +29,5 @@ HEARTBEAT_SECONDS = 1.0
 POOL_IDLE_SECONDS = 600.0
 """The KV service forgets a pool that nobody has used for so long; its scheduler, if it lives, opens it again."""
 
-CONNECT_RETRY_SECONDS = (0.05, 2.0)
+CONNECT_RETRY_SECONDS = (0.05, 0.5)
 """First and longest pause between attempts to reach another service."""

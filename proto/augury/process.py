@@ -81,6 +81,7 @@ def stop_signal() -> asyncio.Event:
         stopping.set()
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # a KeyboardInterrupt would have to unwind through uvloop
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)

@@ -27,8 +27,9 @@ READY = "ready"
 """The name under which the standard health service tells whether this one takes new work; "" tells that it lives."""
 
 _LOCAL = "local:"
-_PING_MS = 10_000
-_PING_TIMEOUT_MS = 5_000
+_CONNECT_TIMEOUT_MS = 2_000
+_PING_MS = 3_000
+_PING_TIMEOUT_MS = 3_000
 _BY_STATUS = {mapping.grpc: code for code, mapping in errors.TABLE.items()}
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def connect(target: str, fault: Fault | None = None) -> grpc.aio.Channel:
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", round(first * 1000)),
-        ("grpc.min_reconnect_backoff_ms", round(longest * 1000)),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", round(longest * 1000)),
     ]
     return grpc.aio.insecure_channel(target, options=options)
@@ -119,6 +120,8 @@ def _common_options() -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", _PING_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+        # The one that gRPC 1.85 heeds: it never arms the timer of the other, and this one's default is a minute.
+        ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

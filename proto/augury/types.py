@@ -73,7 +73,7 @@ class Generation:
 
     ``max_drafts`` bounds the drafts verified in one step; None leaves it to the worker. ``inputs`` stand in order and
     do not overlap. What has not ended ``timeout_s`` seconds after it was submitted is of no use. ``trace`` is a W3C
-    traceparent.
+    traceparent. ``client`` stands for whom it is for, None where all are one.
     """
 
     request_id: str
@@ -87,6 +87,7 @@ class Generation:
     inputs: tuple[EncoderInput, ...] = ()
     timeout_s: float | None = None
     trace: str | None = None
+    client: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,9 @@ class WorkerStatus:
     ``num_available`` blocks are free or cached. ``query_tokens`` were looked up in the prefix cache, ``hit_tokens``
     found; ``misses[reason]`` lookups ended short for that reason. ``num_drafts`` counts steps of a request that
     verified drafts, ``accepted_at[i]`` how often draft i of a step became text, ``accepted_lengths[k]`` how often k of
-    a step's drafts did, ``iteration_tokens[k]`` how often the number of an iteration's tokens had k bits. A worker that
-    is ``draining`` gets no new requests. ``queue_tokens`` are known and have yet to be computed.
+    a step's drafts did, ``iteration_tokens[k]`` how often the number of an iteration's tokens had k bits, and
+    ``total_iteration_tokens`` is the sum of these numbers. A worker that is ``draining`` gets no new requests.
+    ``queue_tokens`` are known and have yet to be computed.
     """
 
     worker_id: str
@@ -149,6 +151,7 @@ class WorkerStatus:
     draining: bool = False
     queue_tokens: int = 0
     iteration_tokens: tuple[int, ...] = ()
+    total_iteration_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

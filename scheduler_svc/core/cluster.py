@@ -2,10 +2,11 @@
 
 from itertools import count
 
-from augury.errors import AuguryError, InvalidRequestError, OverloadedError
+from augury.errors import AuguryError, InvalidRequestError
+from augury.shares import Shares
 from augury.types import Delta, Ended, EndReason, Generation
+from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.request import Request
-from scheduler_svc.core.room import fits
 from scheduler_svc.core.scheduler import Scheduler
 
 
@@ -21,6 +22,9 @@ class Cluster:
         self.draining: set[str] = set()
         self._max_requests = max_requests
         self._homes: dict[int, str] = {}
+        self._shares = Shares()
+        self._clients: dict[int, bytes | None] = {}
+        self._placement = Placement()
         self._handles = count(1)
 
     @property
@@ -30,16 +34,19 @@ class Cluster:
     def submit(self, generation: Generation) -> int:
         """Accept a request and return its handle.
 
-        Raises InvalidRequestError, ContextLengthError or OverloadedError; then nothing has changed.
+        Raises InvalidRequestError, ContextLengthError, OverloadedError, or RateLimitError where its client has too many
+        open; then nothing has changed. Whoever is told of its end says so by ``forget``.
         """
         if not generation.prompt:
             raise InvalidRequestError("the prompt has no tokens", "prompt")
         if generation.stopping.max_tokens <= len(generation.emitted):
             raise InvalidRequestError("max_tokens leaves nothing to generate", "max_tokens")
-        if self.num_requests >= self._max_requests:
-            raise OverloadedError(f"{self._max_requests} requests are open already")
+        client = generation.client
+        self._shares.check(client, self._max_requests - self.num_requests)
         handle = next(self._handles)
         self._place(Request(handle=handle, generation=generation, arrival=handle))
+        self._shares.take(client)
+        self._clients[handle] = client
         return handle
 
     def cancel(self, handle: int) -> Delta | None:
@@ -91,6 +98,8 @@ class Cluster:
     def forget(self, handle: int) -> None:
         """A request has ended and was told so."""
         self._homes.pop(handle, None)
+        if handle in self._clients:
+            self._shares.give_back(self._clients.pop(handle))
 
     def _replace(self, requests: list[Request]) -> list[Delta]:
         deltas = []
@@ -102,12 +111,12 @@ class Cluster:
         return deltas
 
     def _place(self, request: Request) -> None:
-        """To the lane with the fewest requests that can hold it, or to the parking place while there is none."""
+        """To the lane where it costs least, or to the parking place while there is none."""
         lanes = self._open_lanes()
         if not lanes:
             self.parked[request.handle] = request
             return
-        lane = min(lanes, key=lambda lane: (not fits(lane.config, request), lane.num_requests))
+        lane = self._placement.choose(lanes, request)
         lane.submit(request)
         self._homes[request.handle] = lane.config.pool
 

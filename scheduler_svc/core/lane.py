@@ -36,7 +36,7 @@ class LaneConfig:
     max_model_len: int
     max_batched_tokens: int
     max_running: int
-    policy: Policy = Policy.FCFS
+    policy: Policy = Policy.FAIR
     prefix_caching: bool = True
     key_lookahead: KeyLookahead = KeyLookahead.AUTO
     num_prefill_lookahead: int = 0
@@ -132,6 +132,7 @@ class Counters:
     num_preemptions: int = 0
     num_iterations: int = 0
     iteration_tokens: list[int] = field(default_factory=list)
+    total_iteration_tokens: int = 0
     num_refused: int = 0
     num_drafts: int = 0
     draft_tokens: int = 0
@@ -141,6 +142,7 @@ class Counters:
     def count_iteration(self, num_tokens: int) -> None:
         """A step of so many tokens, drafts included."""
         self.num_iterations += 1
+        self.total_iteration_tokens += num_tokens
         bits = num_tokens.bit_length()
         self.iteration_tokens.extend([0] * (bits + 1 - len(self.iteration_tokens)))
         self.iteration_tokens[bits] += 1

@@ -31,7 +31,7 @@ class _GroupNames:
 
 
 class Names:
-    """Names of a lane's blocks."""
+    """Names of a lane's blocks. Lanes of one ``domain`` give equal names."""
 
     def __init__(self, config: LaneConfig) -> None:
         size = hash_block(config.groups)
@@ -50,6 +50,8 @@ class Names:
             )
             for index, group in enumerate(config.groups)
         ]
+        self._leading = next((i for i, group in enumerate(config.groups) if group.window is None), 0)
+        self.domain = repr((self._fingerprint, self._lookahead, self._enabled, self._domains, self._groups))
 
     def of(self, request: Request, group: int, blocks: Sequence[int]) -> list[bytes]:
         """Names of ``blocks`` of the request's table of ``group``, all below ``num_known``."""
@@ -69,6 +71,11 @@ class Names:
         if not any(numbers):
             return ()
         return tuple(tuple(self.of(request, group, range(number))) for group, number in enumerate(numbers))
+
+    def prefix(self, request: Request) -> tuple[int, list[bytes]]:
+        """A block size, and the names of the request's blocks in the group that tells best how much is cached."""
+        names = self._groups[self._leading]
+        return names.block_size, self.of(request, self._leading, range(self._num_hits(request, names)))
 
     def longest_hit(self, request: Request) -> int:
         """Tokens that a hit may cover at most."""
@@ -107,8 +114,8 @@ class Names:
         return min(self.num_known(request, names.group), max(whole, 0))
 
     def _chain(self, request: Request, index: int) -> list[bytes]:
-        if not request.keys:
-            request.keys = [[] for _ in self._domains]
+        if request.keys_of != self.domain:
+            request.keys, request.keys_of = [[] for _ in self._domains], self.domain
         keys = request.keys[index]
         root = keys[0] if keys else root_key(self._fingerprint, request.generation.cache_salt)  # of the first key only
         inputs = request.generation.inputs

@@ -1,7 +1,7 @@
 """The order in which requests run: earlier is served first and preempted last."""
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 from scheduler_svc.core.request import Request
@@ -10,19 +10,24 @@ Rank = tuple[int, int]
 
 
 class Policy(Enum):
+    """FAIR gives clients equal shares (fair.py); FCFS goes by arrival; PRIORITY lets smaller numbers go first, for ever
+    if there are enough of them.
+    """
+
+    FAIR = "fair"
     FCFS = "fcfs"
     PRIORITY = "priority"
 
 
 def rank_of(policy: Policy) -> Callable[[Request], Rank]:
-    """First come, first served; under PRIORITY a smaller priority number goes first."""
+    """The order of those that run, and but under FAIR of those that wait: by arrival, or under PRIORITY by number."""
     if policy is Policy.PRIORITY:
         return lambda request: (request.generation.priority, request.arrival)
     return lambda request: (0, request.arrival)
 
 
 class Queue:
-    """Requests in policy order."""
+    """Requests in the order of a rank."""
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
         self.items: list[Request] = []
@@ -30,6 +35,9 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.items)
 
     def add(self, request: Request) -> None:
         insort(self.items, request, key=self._rank)

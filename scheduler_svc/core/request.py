@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from augury.geometry import KvGroup
-from augury.types import EndReason, Generation, Granted, Row
+from augury.types import EndReason, Generation, Granted, NewRequest, Row
+from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.table import Table
 
 Blocks = tuple[tuple[int, ...], ...]
@@ -15,7 +16,8 @@ class Request:
     """``num_computed`` chases the known tokens; there are no phases.
 
     ``tokens`` are known: prompt, then emitted. Of ``num_final`` tokens no later step rewrites the KV; ``num_drafts``
-    wait at the worker to be verified. ``keys`` are its block keys as far as computed (Names).
+    wait at the worker to be verified. ``keys`` are its block keys as far as computed, those of the
+    domain ``keys_of`` (Names).
 
     ``tables`` are the block tables leased from the KV service, one for each group, none while it waits. They hold
     ``capacity`` slots; of their blocks the worker does not know ``undelivered`` yet. Once ``seal_at`` tokens are
@@ -23,6 +25,9 @@ class Request:
 
     ``denied_at`` is what the pool had available when it last denied the request. A ``doubtful`` one had a lease that
     left too little for others, since less was hit than hoped: it is admitted where it fits without any hit.
+
+    ``account`` is its client's at the lane. Of the tokens it came with ``unpaid`` were neither hit nor computed yet.
+    ``place`` is its place among its client's requests (FairQueue), as long as it has one.
     """
 
     handle: int
@@ -41,10 +46,15 @@ class Request:
     num_cached: int | None = None
     denied_at: int | None = None
     doubtful: bool = False
+    keys_of: str | None = None
+    account: Account = field(default_factory=lambda: Account(num_requests=1))
+    unpaid: int = field(init=False)
+    place: int | None = None
 
     def __post_init__(self) -> None:
         if not self.tokens:
             self.tokens = [*self.generation.prompt, *self.generation.emitted]
+        self.unpaid = self._num_brought
 
     @property
     def num_emitted(self) -> int:
@@ -54,6 +64,11 @@ class Request:
     def remaining(self) -> int:
         """Known tokens to compute."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def _num_brought(self) -> int:
+        """Tokens it came with."""
+        return len(self.generation.prompt) + len(self.generation.emitted)
 
     @property
     def num_held(self) -> int:
@@ -90,6 +105,29 @@ class Request:
             row = Row(handle=self.handle, num_new=num_new, num_drafts=num_drafts, new_blocks=self.undelivered)
             self.row, self.undelivered = row, ()
         return row
+
+    def pay(self, weight: int = 1) -> None:
+        """Charge its client for the tokens it came with that are computed now; ``weight`` 0 where they were hit."""
+        unpaid = min(self.unpaid, max(self._num_brought - self.num_computed, 0))
+        self.account.served += weight * (self.unpaid - unpaid)
+        self.unpaid = unpaid
+
+    def fresh(self, granted: Granted, hits: Sequence[tuple[int, bytes]]) -> NewRequest:
+        """The request as a worker must know it that does not."""
+        generation = self.generation
+        return NewRequest(
+            handle=self.handle,
+            tokens=tuple(self.tokens),
+            num_prompt=len(generation.prompt),
+            num_computed=self.num_computed,
+            blocks=granted.blocks,
+            hits=tuple(hits),
+            sampling=generation.sampling,
+            stopping=generation.stopping,
+            max_drafts=generation.max_drafts,
+            inputs=generation.inputs,
+            trace=generation.trace,
+        )
 
     def restart(self) -> None:
         """Back to nothing computed and nothing leased: what a preemption, a fence or a move to another worker means."""

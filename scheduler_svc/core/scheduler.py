@@ -20,12 +20,15 @@ from augury.types import (
     Step,
 )
 from scheduler_svc.core import room
+from scheduler_svc.core.accounts import GENERATED_WEIGHT
 from scheduler_svc.core.encoder import EncoderCache
+from scheduler_svc.core.fair import FairQueue
 from scheduler_svc.core.lane import Counters, Debts, LaneConfig
+from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.misses import Misses
 from scheduler_svc.core.names import Names
 from scheduler_svc.core.plan import plan
-from scheduler_svc.core.policy import Queue, rank_of
+from scheduler_svc.core.policy import Policy, Queue, rank_of
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.sealing import owe_seals
 
@@ -34,19 +37,22 @@ Tags = list[tuple[int, bytes]]
 
 
 class Scheduler:
-    """Requests of one worker under one epoch of its pool."""
+    """Requests of one worker under one epoch of its pool. ``memory`` is what that may hold."""
 
     def __init__(self, config: LaneConfig, epoch: int, num_available: int) -> None:
         self.config = config
         self.epoch = epoch
         self.num_available = num_available
-        self.waiting = Queue(rank_of(config.policy))
+        fair = config.policy is Policy.FAIR
+        self.waiting: FairQueue | Queue = FairQueue() if fair else Queue(rank_of(config.policy))
         self.running = Queue(rank_of(config.policy))
         self.counters = Counters()
-        self._names = Names(config)
-        self._misses = Misses(config, self._names)
+        self.names = Names(config)
+        self.memory = Memory()
+        self._misses = Misses(config, self.names)
         self._encoder = _encoder_of(config)
         self._requests: dict[int, Request] = {}
+        self._num_behind = 0
         self._debts = Debts()
         self._proposal_seq = 0
         self._step_seq = 0
@@ -62,13 +68,19 @@ class Scheduler:
     def num_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def queue_tokens(self) -> int:
+        """Known tokens that all requests have yet to compute."""
+        return self._num_behind + len(self._requests)
+
     # --- requests come and go ---
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ContextLengthError or InvalidRequestError where it could never run."""
         room.check_fits(self.config, request)
-        request.keys, request.denied_at, request.doubtful = [], None, False
+        request.denied_at, request.doubtful = None, False
         self._requests[request.handle] = request
+        self._num_behind += request.remaining - 1
         self.waiting.add(request)
 
     def cancel(self, handle: int) -> Delta | None:
@@ -88,6 +100,7 @@ class Scheduler:
         self._debts, self._growing, self._entering, self._in_flight = Debts(), [], [], []
         self._encoder = _encoder_of(self.config)
         for request in self.running.take_all():
+            self._num_behind += request.num_computed
             request.restart()
             self.waiting.add(request)
 
@@ -102,7 +115,7 @@ class Scheduler:
         self._proposal_seq, self._growing, self._entering = 0, [], []
         for request in self.waiting.items:
             request.denied_at = None
-        holdings = [self._names.holding(request) for request in self.running.items]
+        holdings = [self.names.holding(request) for request in self.running.items]
         held = {block for holding in holdings for table in holding.blocks for block in table}
         content = {**dict(tags), **dict(debts.tags)}
         return holdings, [(block, key) for block, key in content.items() if block not in held]
@@ -111,6 +124,7 @@ class Scheduler:
         """Give up every request, in policy order, to be run elsewhere."""
         self.fence(self.epoch, self.num_available)
         self._requests.clear()
+        self._num_behind = 0
         return self.waiting.take_all()
 
     # --- propose ---
@@ -132,7 +146,7 @@ class Scheduler:
             forgotten=tuple(debts.forgotten),
             seals=tuple(debts.seals),
             releases=tuple(debts.releases),
-            reserves=tuple(room.reserve(self.config, self._names, request) for request in wanting),
+            reserves=tuple(room.reserve(self.config, self.names, request) for request in wanting),
         )
         self._debts = Debts(tags=debts.tags, dropped=debts.dropped, sent=debts.forgotten)
         return proposal
@@ -156,7 +170,7 @@ class Scheduler:
 
     def _admissible(self, growing: list[Request]) -> list[Request]:
         """Waiting requests to admit, in order and without gaps, so that none is overtaken for want of blocks."""
-        if not self.waiting.items:
+        if not self.waiting:
             return []
         config, available = self.config, self.num_available + self._debts.num_returning
         claimed = sum(room.claim(config, r) for r in (self.running.items if config.has_windows else growing))
@@ -164,11 +178,11 @@ class Scheduler:
         spare = available - claimed - watermark
         pending = sum(r.remaining for r in self.running.items if r.remaining > 1)
         entering: list[Request] = []
-        for request in self.waiting.items:
+        for request in self.waiting:
             full = len(self.running) + len(entering) >= config.max_running
             if full or request.denied_at == available or pending >= config.max_batched_tokens:
                 break
-            hit = 0 if request.doubtful else self._names.longest_hit(request)
+            hit = 0 if request.doubtful else self.names.longest_hit(request)
             num_blocks = room.entry(config, request, hit)
             if num_blocks > spare:
                 break
@@ -188,6 +202,7 @@ class Scheduler:
         self._step_seq += 1
         self._in_flight = planned
         debts = self._debts
+        self.memory.learn(debts.tags)
         step = Step(
             epoch=self.epoch,
             seq=self._step_seq,
@@ -207,6 +222,8 @@ class Scheduler:
         for request, granted in zip(self._growing, grant.reserves[:split], strict=True):
             if request.handle in self._requests:
                 request.grow(granted, self.config.groups)
+                for blocks in request.undelivered:
+                    self.memory.overwrite(blocks)
         leased: list[tuple[Request, Granted]] = []
         for request, granted in zip(self._entering, grant.reserves[split:], strict=True):
             if granted is None:
@@ -237,6 +254,10 @@ class Scheduler:
     def _admit(self, request: Request, granted: Granted) -> NewRequest:
         self.waiting.remove(request)
         self.running.add(request)
+        self._num_behind -= request.num_computed
+        request.pay(weight=0)
+        for table in request.tables:
+            self.memory.overwrite(table.blocks[table.num_hit :])
         counters, num_prompt = self.counters, len(request.generation.prompt)
         counters.query_tokens += len(request.tokens)
         counters.hit_tokens += request.num_computed
@@ -246,19 +267,7 @@ class Scheduler:
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, num_prompt)
             counters.prompt_tokens += num_prompt
-        return NewRequest(
-            handle=request.handle,
-            tokens=tuple(request.tokens),
-            num_prompt=num_prompt,
-            num_computed=request.num_computed,
-            blocks=granted.blocks,
-            hits=tuple(self._names.hits(request)),
-            sampling=request.generation.sampling,
-            stopping=request.generation.stopping,
-            max_drafts=request.generation.max_drafts,
-            inputs=request.generation.inputs,
-            trace=request.generation.trace,
-        )
+        return request.fresh(granted, self.names.hits(request))
 
     def _ready(self) -> list[Request]:
         """Requests with slots for their step. One that was denied its growth sits this iteration out."""
@@ -279,10 +288,14 @@ class Scheduler:
                 continue
             request.num_computed += row.num_new
             request.num_drafts, request.num_final = num_drafts, num_final
+            if request.unpaid:
+                request.pay()
             if emitted:
                 deltas.append(self._emit(request, row, emitted))
-            elif request.num_computed >= request.seal_at:
-                self._owe_seals(request)
+            else:
+                self._num_behind -= row.num_new
+                if request.num_computed >= request.seal_at:
+                    self._owe_seals(request)
             if self._encoder:
                 self._encoder.release(request.handle, request.generation.inputs, request.num_computed)
         for handle in outcome.refused:
@@ -294,12 +307,16 @@ class Scheduler:
     def _emit(self, request: Request, row: Row, emitted: tuple[int, ...]) -> Delta:
         """All of ``emitted`` but the last are accepted drafts; nothing counts after the request's end."""
         num_accepted = len(emitted) - 1
-        request.num_computed += num_accepted
         taken, reason = request.take(emitted)
         self.counters.generation_tokens += taken
+        request.account.served += GENERATED_WEIGHT * taken
         if row.num_drafts:
+            request.num_computed += num_accepted
+            self._num_behind -= row.num_new + num_accepted - taken
             num_accepted = min(taken, num_accepted)
             self.counters.count_drafts(row.num_drafts, num_accepted)
+        elif row.num_new > 1:
+            self._num_behind -= row.num_new - 1
         if request.num_computed >= request.seal_at:
             self._owe_seals(request)
         return Delta(
@@ -313,7 +330,7 @@ class Scheduler:
 
     def _owe_seals(self, request: Request) -> None:
         if self.config.prefix_caching:
-            owe_seals(self.config, self._names, request, self._debts)
+            owe_seals(self.config, self.names, request, self._debts)
 
     def _start_over(self, handle: int) -> None:
         """The worker does not recognise the hit: recompute, and let nobody hit those keys again (DESIGN §3.4)."""
@@ -321,7 +338,9 @@ class Scheduler:
         if request is None:
             return
         self.counters.num_refused += 1
-        self._debts.forgotten.extend(key for _, key in self._names.hits(request))
+        keys = [key for _, key in self.names.hits(request)]
+        self._debts.forgotten.extend(keys)
+        self.memory.forget(keys)
         request.num_cached = 0
         self._give_back(request)
         self.waiting.add(request)
@@ -334,6 +353,8 @@ class Scheduler:
             self._give_back(request)
         else:
             self.waiting.remove(request)
+        request.account.num_requests -= 1
+        self._num_behind -= len(request.tokens) - 1
         ended = Ended(
             reason=reason,
             error_code=error.code if error else None,
@@ -347,6 +368,7 @@ class Scheduler:
         self._debts.dropped.append(request.handle)
         if self._encoder:
             self._encoder.release(request.handle, request.generation.inputs)
+        self._num_behind += request.num_computed
         request.restart()
 
     def _owe_release(self, request: Request) -> None:

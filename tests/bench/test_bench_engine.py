@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from augury.geometry import KvGroup
 from deploy.bench import engine as bench
 from deploy.bench.app import main
 from worker_svc.engine import Engine, EngineOptions
@@ -49,8 +52,9 @@ def test_it_prints_each_rate_and_its_ratio_to_transformers(folder: Path, capsys:
 
 
 def test_every_stream_decodes_its_share_in_blocks_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = (KvGroup(block_size=bench.BLOCK_SIZE),)
     options = EngineOptions(
-        dtype="float32", block_size=bench.BLOCK_SIZE, num_blocks=1 + 3 * LOAD.blocks_per_stream, max_len=64
+        dtype="float32", block_size=bench.BLOCK_SIZE, num_blocks=LOAD.num_blocks(3, groups), max_len=64
     )
     engine, outcomes = Engine.load(folder, options), []
     execute = engine.execute
@@ -58,6 +62,16 @@ def test_every_stream_decodes_its_share_in_blocks_of_its_own(folder: Path, monke
     assert bench.decode(engine, 1, LOAD, num_streams=3) > 0
     assert [len(outcome.emitted) for outcome in outcomes] == [3] * (1 + LOAD.num_decoded)
     assert bench.decode(engine, 2, LOAD, num_streams=1) > 0
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 4))
+def test_tables_cover_all_tokens_in_blocks_of_their_own_that_fill_the_pool(sizes: list[int], num_streams: int) -> None:
+    groups = [KvGroup(block_size=size) for size in sizes]
+    tables = [table for stream in range(num_streams) for table in LOAD.tables(stream, groups)]
+    for group, table in zip(groups * num_streams, tables, strict=True):
+        assert len(table) * group.block_size >= LOAD.num_prompt + LOAD.num_decoded
+    blocks = [block for table in tables for block in table]
+    assert sorted(blocks) == list(range(1, LOAD.num_blocks(num_streams, groups)))
 
 
 def test_prompts_of_the_streams_differ_and_stay_in_the_vocabulary() -> None:

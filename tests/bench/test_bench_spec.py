@@ -102,14 +102,6 @@ def test_every_round_asks_something_else(folder: Path) -> None:
     assert settings.kv.num_blocks * settings.kv.block_size > max(map(len, asked)) + bench.num_tokens
 
 
-def test_the_story_model_tells_stories(tmp_path: Path) -> None:
-    report = tmp_path / "figures.json"
-    options = ["--prompts", "1", "--tokens", "12", "--rounds", "1", "--depths", "auto", "--json", str(report)]
-    assert main(["spec", "--model", "story", *options]) == 0
-    found = json.loads(report.read_text())["figures"]
-    assert [(each["load"], each["rival"]) for each in found] == [("story", "depth 0"), ("story", "depth auto")]
-
-
 def test_engines_stand_side_by_side_and_count_what_they_decode(folder: Path) -> None:
     overrides = [f"model.path={folder}", "kv.num_blocks=40", "model.dtype=float32", "worker.threads=1"]
     wishes = [

@@ -75,6 +75,7 @@ generations = st.builds(
     inputs=inputs,
     timeout_s=st.none() | counts.map(lambda milliseconds: milliseconds / 1000),
     trace=st.none() | names,
+    client=st.none() | st.binary(min_size=16, max_size=32),
 )
 endeds = st.builds(
     Ended,
@@ -105,6 +106,7 @@ statuses = st.builds(
     draining=st.booleans(),
     queue_tokens=totals,
     iteration_tokens=tuples(totals),
+    total_iteration_tokens=totals,
     misses=st.dictionaries(st.sampled_from(Miss), totals, max_size=3),
 )
 positive = st.integers(1, 2**32 - 1)

@@ -37,5 +37,5 @@ def test_an_unknown_code_is_a_fault_of_ours(code: str) -> None:
 def test_every_row_names_a_grpc_status_and_a_fitting_http_status(code: str) -> None:
     row = TABLE[code]
     assert grpc.StatusCode[row.grpc] is not grpc.StatusCode.OK
-    assert (row.http < 500) == (row.type == "invalid_request_error")
+    assert (row.http < 500) == (row.type in ("invalid_request_error", "rate_limit_error"))
     assert 400 <= row.http < 600

@@ -31,7 +31,9 @@ from worker_svc.model import smollm2
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+OVERRIDE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+"""Of the stack that a test is about."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HOST_NAME = "0123456789ab"
 DEFAULT_STOP_S = 10
@@ -40,6 +42,23 @@ DEFAULT_STOP_S = 10
 MODULES = {"kvcache": "kvcache_svc", "scheduler": "scheduler_svc", "worker": "worker_svc", "gateway": "gateway"}
 GRPC = ["kvcache", "scheduler", "worker"]
 PUBLISHED = {"gateway": "127.0.0.1:${AUGURY_PORT:-8000}:8000", "grafana": "127.0.0.1:${AUGURY_GRAFANA_PORT:-3000}:3000"}
+
+
+def merged(base: Any, override: Any) -> Any:
+    """As Compose merges mappings; of lists the override has only new ones."""
+    if not isinstance(base, dict):
+        assert not isinstance(base, list)
+        return override
+    return base | {key: merged(base.get(key), value) for key, value in override.items()}
+
+
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def stack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test is about both stacks, that of the file alone and that with GPUs."""
+    name: str = request.param
+    if name == "gpu":
+        monkeypatch.setattr(sys.modules[__name__], "SERVICES", merged(SERVICES, OVERRIDE["services"]))
+    return name
 
 
 @cache
@@ -202,15 +221,22 @@ def test_the_weights_are_those_that_prepare_reads() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_an_image_has_what_its_service_imports_and_torch_only_the_workers(name: str) -> None:
+def test_an_image_has_what_its_service_imports_and_torch_only_the_workers(name: str, stack: str) -> None:
     project = PYPROJECT["project"]
     extras = build_args(name)["EXTRA"].split(",")
     wanted = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
     assert "telemetry" in extras
     installed = with_requirements(wanted)
+    assert ("flashinfer-python" in installed) == (name == "worker" and stack == "gpu") == bool(kernels(name))
     imported = [owners for package in (MODULES[name], "proto/augury") for owners in distributions(ROOT / package)]
     assert imported and [owners for owners in imported if not owners & installed] == []
     assert ("torch" in installed) == (name == "worker")
+
+
+def kernels(name: str) -> str | None:
+    """What the image is to have of FlashInfer's kernels, which have no other way into it."""
+    assert any("flashinfer install-jit-cache-wheel" in arguments for key, arguments in dockerfile() if key == "RUN")
+    return build_args(name).get("KERNELS")
 
 
 def with_requirements(wanted: list[str]) -> set[str]:
@@ -220,10 +246,19 @@ def with_requirements(wanted: list[str]) -> set[str]:
     while waiting:
         needed = waiting.pop()
         name = canonicalize_name(needed.name)
+        own = PYPROJECT["project"]["optional-dependencies"] if name == PYPROJECT["project"]["name"] else {}
+        waiting += [Requirement(text) for extra in needed.extras for text in own.get(extra, [])]
         if name not in found and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
             found.add(name)
-            waiting += [Requirement(text) for text in importlib.metadata.requires(name) or []]
+            waiting += [Requirement(text) for text in requirements(name)]
     return found
+
+
+def requirements(name: str) -> list[str]:
+    """Of a distribution that is installed here; nothing is known of what only machines with a GPU have."""
+    if name == "flashinfer-python":
+        return []
+    return importlib.metadata.requires(name) or []
 
 
 def distributions(folder: Path) -> Iterator[set[str]]:
@@ -266,3 +301,20 @@ def test_services_get_the_time_they_take_to_stop(name: str) -> None:
         "worker": read.service.drain_seconds + process.STOP_GRACE_S,
     }[name]
     assert needed <= int(granted.removesuffix("s")) <= needed + 5
+
+
+def test_a_gpu_worker_gets_its_gpu_and_keeps_to_it(stack: str) -> None:
+    if stack == "cpu":
+        assert "deploy" not in SERVICES["worker"] and settings("worker").worker.device == "auto"
+        return
+    (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    read = settings("worker")
+    assert (read.worker.device, read.worker.attention, read.model.dtype) == ("cuda", "auto", "bfloat16")
+    assert read.kv.memory_mb is None
+    assert build_args("worker")["PIP_EXTRA_INDEX_URL"] == ""
+    assert SERVICES["worker"]["image"] != COMPOSE["services"]["worker"]["image"]
+
+
+def test_the_override_adds_no_service() -> None:
+    assert OVERRIDE.keys() == {"services"} and OVERRIDE["services"].keys() <= COMPOSE["services"].keys()

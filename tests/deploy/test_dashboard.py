@@ -31,8 +31,10 @@ SUFFIXES = {
 
 def samples(metric: Metric) -> dict[str, set[str]]:
     """Labels of every name under which Prometheus keeps ``metric``."""
-    suffixes = SUFFIXES[metric.kind] if getattr(metric, "has_sum", True) else ("_bucket",)
-    return {metric.name + suffix: {*metric.labels} | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
+    return {
+        metric.name + suffix: {*metric.labels} | ({"le"} if suffix == "_bucket" else set())
+        for suffix in SUFFIXES[metric.kind]
+    }
 
 
 KNOWN = {name: labels for metric in catalogue.METRICS for name, labels in samples(metric).items()}

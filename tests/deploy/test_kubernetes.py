@@ -236,6 +236,32 @@ def test_pods_are_confined(name: str, item: Object) -> None:
         assert re.search(r":[^:/]+$", each["image"]) and not each["image"].endswith(":latest")
 
 
+def test_gpu_workers_have_one_gpu_each_also_while_they_are_replaced() -> None:
+    def workers(overlay: str) -> Object:
+        found = objects(K8S / "overlays" / overlay)
+        return next(item for item in found if (item["kind"], item["metadata"]["name"]) == ("Deployment", "worker"))
+
+    gpu, cpu = workers("gpu"), workers("cpu")
+    for part in ("requests", "limits"):
+        assert container(gpu)["resources"][part]["nvidia.com/gpu"] == "1"
+    assert gpu["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    (toleration,) = gpu["spec"]["template"]["spec"]["tolerations"]
+    assert toleration == {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    settings = settings_of("gpu/worker", gpu)
+    assert (settings.worker.device, settings.worker.attention, settings.model.dtype) == ("cuda", "auto", "bfloat16")
+    assert settings.kv.memory_mb is settings.kv.num_blocks is None
+    images = {each["image"] for each in pod_containers(gpu)}
+    assert len(images) == 1 and images.isdisjoint(each["image"] for each in pod_containers(cpu))
+    grace = "terminationGracePeriodSeconds"
+    assert gpu["spec"]["template"]["spec"][grace] == cpu["spec"]["template"]["spec"][grace]
+    assert "nvidia" not in yaml.safe_dump(cpu)
+
+
+def pod_containers(item: Object) -> list[Object]:
+    spec = item["spec"]["template"]["spec"]
+    return [*spec["containers"], *spec["initContainers"]]
+
+
 def mebibytes(quantity: str) -> int:
     number, unit = int(quantity[:-2]), quantity[-2:]
     return number * {"Mi": 1, "Gi": 1024}[unit]

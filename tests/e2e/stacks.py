@@ -1,13 +1,8 @@
 """Whole systems for tests: every service in this process, or each in a process of its own."""
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,9 +15,9 @@ from augury.v1 import kvcache_pb2, scheduler_pb2
 from augury.v1.kvcache_pb2_grpc import KVCacheStub
 from augury.v1.scheduler_pb2_grpc import SchedulerStub
 from deploy import embedded
+from deploy.chaos.process import START_SECONDS, Process, start_service
 from gateway.client import SchedulerClient
 
-START_SECONDS = 90.0
 NUM_WORKERS = 2
 
 
@@ -72,31 +67,6 @@ async def in_process(folder: Path, *overrides: str) -> AsyncIterator[InProcess]:
         await services.stop()
 
 
-@dataclass(slots=True)
-class Process:
-    """A service as a process, with what it printed."""
-
-    name: str
-    popen: subprocess.Popen[str]
-    ready: threading.Event = field(default_factory=threading.Event)
-    address: str = ""
-    output: list[str] = field(default_factory=list)
-
-    def watch(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.output.append(line)
-            if line.startswith(f"{self.name} ready at "):
-                self.address = line.split()[-1]
-                self.ready.set()
-        self.ready.set()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.popen.kill()
-        self.popen.wait()
-
-
 class Processes:
     """The four services, each in its own process, with two workers and Redis at ``redis_url``."""
 
@@ -120,13 +90,13 @@ class Processes:
         with ExitStack() as undo:
             undo.callback(self._kill_all)
             kvcache = self._start("kvcache_svc", **{"kvcache.address": self._address("kvcache")})
-            self._settings["kvcache.address"] = self._wait(kvcache)
+            self._settings["kvcache.address"] = kvcache.wait_ready()
             scheduler = self._start("scheduler_svc", **{"scheduler.address": self._address("scheduler")})
-            self._settings["scheduler.address"] = self._wait(scheduler)
+            self._settings["scheduler.address"] = scheduler.wait_ready()
             workers = [self.start_worker(f"worker-{index}") for index in range(NUM_WORKERS)]
             gateway = self._start("gateway", **{"gateway.port": "0"})
             for process in (*workers, gateway):
-                self._wait(process)
+                process.wait_ready()
             undo.pop_all()
         return self
 
@@ -155,7 +125,7 @@ class Processes:
     def restart(self, name: str) -> None:
         """Start a service that has ended again, at its address."""
         option = f"{name.removesuffix('_svc')}.address"
-        self._wait(self._start(name, **{option: self._settings[option]}))
+        self._start(name, **{option: self._settings[option]}).wait_ready()
 
     def start_worker(self, worker_id: str) -> Process:
         address = self._address(worker_id)
@@ -163,22 +133,11 @@ class Processes:
 
     def terminate(self, name: str) -> int:
         """SIGTERM; returns the exit status."""
-        process = self.running[name]
-        process.popen.send_signal(signal.SIGTERM)
-        return process.popen.wait(START_SECONDS)
+        return self.running[name].terminate()
 
     def _address(self, name: str) -> str:
         return "127.0.0.1:0" if self._sockets is None else f"unix:{self._sockets / name}"
 
     def _start(self, module: str, name: str | None = None, **settings: str) -> Process:
-        options = [option for pair in {**self._settings, **settings}.items() for option in ("--set", "=".join(pair))]
-        command = [sys.executable, "-m", module, *options]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-        popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        process = self.running[name or module] = Process(module, popen)
-        threading.Thread(target=process.watch, daemon=True).start()
+        process = self.running[name or module] = start_service(module, {**self._settings, **settings})
         return process
-
-    def _wait(self, process: Process) -> str:
-        assert process.ready.wait(START_SECONDS) and process.address, "".join(process.output)
-        return process.address

@@ -1,6 +1,7 @@
 """Services that are told to end, hang, fall silent or are killed under load: no request fails and no text changes."""
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -101,6 +102,28 @@ def test_a_scheduler_that_is_told_to_end_finishes_its_requests_and_leaves_later_
         assert not later.done()
         tiny.restart("scheduler_svc")
         assert later.result() == undisturbed[0]
+
+
+def test_a_kv_service_that_is_told_to_end_is_waited_for(tiny: Processes, pool: ThreadPoolExecutor) -> None:
+    undisturbed = alone(tiny)
+    client, ending = client_of(tiny), threading.Event()
+
+    def load(seed: int) -> None:
+        while not ending.is_set():
+            assert complete(client, seed, NUM_TOKENS) == undisturbed[seed]
+
+    loads = [pool.submit(load, seed) for seed in range(NUM_STREAMS)]
+    while not all(worker.num_running for worker in tiny.describe().workers):
+        time.sleep(0.01)
+    assert tiny.terminate("kvcache_svc") == 0
+    before = sum(worker.generation_tokens for worker in tiny.describe().workers)
+    tiny.restart("kvcache_svc")
+    while sum(worker.generation_tokens for worker in tiny.describe().workers) < before + NUM_STREAMS * NUM_TOKENS:
+        assert not any(each.done() for each in loads), [each.exception() for each in loads if each.done()]
+        time.sleep(0.05)
+    ending.set()
+    for each in loads:
+        each.result()
 
 
 def test_a_killed_scheduler_costs_its_clients_a_pause(tiny: Processes, pool: ThreadPoolExecutor) -> None:

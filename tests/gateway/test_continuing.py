@@ -34,6 +34,13 @@ class Empty(Scheduler):
         return pb.Description()
 
 
+class Deserted(Scheduler):
+    """One whose workers are gone once it has a request."""
+
+    async def describe(self, request: Any, context: Any) -> pb.Description:
+        return pb.Description() if self.submitted else await super().describe(request, context)
+
+
 @asynccontextmanager
 async def backend(*addresses: str, wait_s: float = 5.0) -> AsyncIterator[Continuing]:
     channels = [rpc.connect(address) for address in addresses]
@@ -139,6 +146,20 @@ async def test_requests_go_where_workers_are(tmp_path: Path) -> None:
         full.say(*(Delta(ticket=ticket, tokens=(1,), ended=STOP) for ticket in full.submitted))
         await asyncio.gather(*answers)
         assert not empty.submitted
+
+
+async def test_a_scheduler_whose_workers_are_gone_is_left_for_one_that_has_some(tmp_path: Path) -> None:
+    deserted, other = Deserted(), Scheduler()
+    paths = [f"unix:{tmp_path}/{name}" for name in "ab"]
+    async with serving(deserted, paths[0]), serving(other, paths[1]), backend(*paths) as source:
+        answer = asyncio.create_task(collect(source))
+        ticket, _ = await asked(deserted)
+        deserted.say(Delta(ticket=ticket, tokens=(3,)))
+        ticket, rest = await asked(other)
+        assert rest.emitted == (3,)
+        other.say(Delta(ticket=ticket, tokens=(4,), ended=STOP))
+        assert tokens(await answer) == [3, 4]
+        await deserted.until(lambda: len(deserted.cancelled) == 1)
 
 
 async def test_nobody_takes_it_in_time(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ def test_iteration_tokens_are_counted_up_to_each_power_of_two(worker: WorkerStat
         below = value(found, "vllm:iteration_tokens_total_bucket", le=f"{most}.0", **label)
         assert below == sum(counted[: bits + 1])
     assert value(found, "vllm:iteration_tokens_total_bucket", le="+Inf", **label) == sum(counted)
+    assert value(found, "vllm:iteration_tokens_total_count", **label) == sum(counted)
+    assert value(found, "vllm:iteration_tokens_total_sum", **label) == worker.total_iteration_tokens
 
 
 @pytest.mark.parametrize(
@@ -226,6 +228,9 @@ async def test_the_workers_counters_are_the_sum_of_usage(drafting: Path) -> None
     assert value(found, "augury_worker_accepted_length_count", worker="worker-0") == num_steps
     assert value(found, "augury_worker_accepted_length_sum", worker="worker-0") == accepted
     assert value(found, "augury_accepted_draft_tokens_total") == accepted
+    # What a choice's first row and its last token leave to rows that each compute one known token beside the drafts.
+    num_decoded = 8 * (20 - 1) - accepted
+    assert value(found, "vllm:iteration_tokens_total_sum", **engine) == num_prompt - cached + num_decoded + num_drafts
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -110,3 +110,24 @@ def test_a_pool_that_has_gone_on_to_a_later_epoch_is_fenced(later_us: int) -> No
     assert tuple(text) == continuation(PROMPT, NUM_TOKENS)
     assert len({step.epoch for step in steps}) == 2
     assert sum(len(step.fresh) for step in steps) == 2
+
+
+async def probed(tags: list[tuple[int, bytes]]) -> Scheduler:
+    served = Served()
+    served.worker.tags.update(tags)
+    worker = await rpc.listen("local:w", partial(add_WorkerServicer_to_server, served))
+    channel = rpc.connect("local:kv")
+    lane = Scheduler(CONFIG, epoch=0, num_available=0)
+    loop = LaneLoop(lane, SPEC, KvClient(channel), WorkerClient(rpc.connect("local:w")), lambda _: None)
+    await loop.probe()
+    await loop.close()
+    await worker.stop(0)
+    await channel.close()
+    return lane
+
+
+def test_a_scheduler_learns_from_a_worker_what_its_blocks_hold() -> None:
+    """As after a restart of the scheduler: the lane is new, the worker is not."""
+    keys = [bytes([n]) * 16 for n in range(5)]
+    lane = virtual_time.run(probed(list(enumerate(keys, 1))))
+    assert lane.memory.num_known(keys) == len(lane.memory) == 5

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from augury.types import EndReason
 from scheduler_svc.core.lane import KeyLookahead, LaneConfig
@@ -100,7 +100,9 @@ class AnyOrder(RuleBasedStateMachine):
         room = self.lane.config.max_len - len(prompt)
         if room >= 1:
             max_tokens = data.draw(st.integers(1, min(room, 12)))
-            handle = self.lane.submit(generation(prompt, max_tokens=max_tokens, priority=data.draw(st.integers(0, 2))))
+            client = data.draw(st.sampled_from([None, b"a" * 16, b"b" * 16]))
+            priority = data.draw(st.integers(0, 2))
+            handle = self.lane.submit(generation(prompt, max_tokens=max_tokens, priority=priority, client=client))
             self.lane.worker.right[handle] = data.draw(st.lists(st.integers(0, 3), max_size=6))
 
     @precondition(lambda self: self.lane.stories)
@@ -150,6 +152,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def lose_tags(self) -> None:
         self.lane.worker.tags.clear()
+
+    @invariant()
+    def tokens_to_compute_are_counted(self) -> None:
+        if hasattr(self, "lane"):
+            lane = self.lane.scheduler
+            requests = [*lane.waiting.items, *lane.running.items]
+            assert lane.queue_tokens == sum(request.remaining for request in requests)
+            assert lane.num_requests == len(requests)
 
     def teardown(self) -> None:
         if not hasattr(self, "lane"):

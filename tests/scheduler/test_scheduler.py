@@ -291,6 +291,7 @@ def test_counters_count_tokens() -> None:
     assert (counters.prompt_tokens, counters.generation_tokens) == (20, 10)
     assert (counters.query_tokens, counters.hit_tokens) == (20, 8)
     assert (counters.num_iterations, counters.num_preemptions, counters.num_refused) == (10, 0, 0)
+    assert counters.total_iteration_tokens == 10 + 4 + 2 + 4
 
 
 def test_step_and_proposal_numbers_have_no_gaps() -> None:

@@ -5,6 +5,7 @@ from scheduler_svc.core import chunking, lane, plan, room, scheduler
 from scheduler_svc.core.cluster import Cluster
 from scheduler_svc.core.lane import Counters
 from scheduler_svc.core.misses import Misses
+from scheduler_svc.core.names import Names
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from tests.sim.driver import Driver
@@ -106,12 +107,7 @@ REQUESTS: Mutants = {
         Edit(plan, "share_budget", "min(prompts[0], max(lookahead, 1)) if prompts else 0", "0"),
     ),
     "keys of another worker's blocks are kept": (
-        Edit(
-            Scheduler,
-            "submit",
-            "request.keys, request.denied_at, request.doubtful = [], ",
-            "request.denied_at, request.doubtful = ",
-        ),
+        Edit(Names, "_chain", "request.keys_of != self.domain", "not request.keys"),
     ),
     "the budget is shared twice": (Edit(plan, "share_budget", "left -= prompt_sizes[-1]", "pass"),),
     "the head is preempted": (Edit(Scheduler, "_make_room", "self.running.items[-1]", "self.running.items[0]"),),

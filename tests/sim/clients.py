@@ -180,6 +180,7 @@ class Writer:
                 stop_token_ids=rng.choice((stop_ids, frozenset())),
             ),
             priority=rng.randint(0, 2),
+            client=self._rng.choice((None, b"a" * 16, b"b" * 16)),
             cache_salt=rng.choice((b"", b"", b"another")),
             max_drafts=rng.choice((None, None, rng.randint(0, 4))),
         )

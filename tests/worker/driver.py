@@ -285,7 +285,7 @@ def draft_kv(engine: Engine, tables: list[list[int]], positions: range) -> Tenso
     layers = []
     for layer, view in list(zip(engine.kv.layers, engine.kv.layout.views, strict=True))[num_layers:]:
         places = torch.tensor(slots(tables[view.group], positions, size), dtype=torch.int64)
-        parts = torch.stack([part[places // size, :, places % size] for part in layer], 1)
+        parts = torch.stack([part.cpu()[places // size, :, places % size] for part in layer], 1)
         there = places >= size
         assert parts[there].isfinite().all(), "draft KV made from what a window has passed"
         layers.append(parts.where(there[:, None, None, None], torch.nan))

@@ -80,21 +80,21 @@ def random_spans(sizes: Sequence[tuple[int, int]], rng: torch.Generator) -> list
 
 
 def random_tensors(
-    spans: Sequence[Span], heads: tuple[int, int], window: int | None, rng: torch.Generator
+    spans: Sequence[Span], heads: tuple[int, int], window: int | None, rng: torch.Generator, head_dim: int = HEAD_DIM
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values; the cache is NaN in foreign blocks and those that the window has passed, and zero in
     the rest of a block, as after a claim.
     """
-    queries = torch.randn(sum(span.num_new for span in spans), heads[0], HEAD_DIM, generator=rng)
+    queries = torch.randn(sum(span.num_new for span in spans), heads[0], head_dim, generator=rng)
     caches = []
     for _ in range(2):
-        cache = torch.full((NUM_BLOCKS, heads[1], BLOCK_SIZE, HEAD_DIM), torch.nan)
+        cache = torch.full((NUM_BLOCKS, heads[1], BLOCK_SIZE, head_dim), torch.nan)
         cache[0] = 0
         for span in spans:
             num_passed = max(0, span.num_computed + 1 - (window or WHOLE)) // BLOCK_SIZE
             for position in range(num_passed * BLOCK_SIZE, len(span.blocks[0]) * BLOCK_SIZE):
                 block, place = span.blocks[0][position // BLOCK_SIZE], position % BLOCK_SIZE
-                content = torch.randn(heads[1], HEAD_DIM, generator=rng)
+                content = torch.randn(heads[1], head_dim, generator=rng)
                 cache[block, :, place] = content if position < span.num_context else 0
         caches.append(cache)
     return queries, caches[0], caches[1]

@@ -73,7 +73,7 @@ async def test_workers_spread_over_the_schedulers(tmp_path: Path) -> None:
     registries = [Registry(), Registry()]
     listeners = [await registry.serve(address) for registry, address in zip(registries, addresses, strict=True)]
     channels = [rpc.connect(address) for address in addresses]
-    names = [f"worker-{index}" for index in range(16)]
+    names = [f"worker-{index}" for index in range(2)]
     tasks = [asyncio.create_task(keep_registered(info(name), channels, asyncio.Event())) for name in names]
     async with asyncio.timeout(10):
         for registry in registries:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from augury.types import SamplingParams, StopParams
 from worker_svc.rejection import verify
 from worker_svc.requests import Held
-from worker_svc.sampling import Draw, sample
+from worker_svc.sampling import Draw, read, sample
 
 torch.set_num_threads(1)
 
@@ -62,7 +62,8 @@ def test_emitted_tokens_are_those_of_drawing_one_by_one(
     stops = [index for index, token in enumerate(own) if token in stopping.stop_token_ids]
     expected = own[: min(wrong_at + 1, bad_at, *[index + 1 for index in stops], num_drafts + 1)]
     request = held(sampling, stopping)
-    emitted = verify(request, drafts, logits.clone(), [index < bad_at for index in range(len(logits))])
+    readings = [reading._replace(finite=index < bad_at) for index, reading in enumerate(read(logits))]
+    emitted = verify(request, drafts, logits.clone(), readings)
     assert emitted == expected
     assert request.tokens == PROMPT + expected
 
@@ -71,4 +72,4 @@ def test_a_penalty_sees_the_accepted_drafts() -> None:
     """Equal logits at every position: without history, token 5 would be drawn each time."""
     logits = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 1.5]).repeat(3, 1)
     request = held(SamplingParams(temperature=0, presence_penalty=2.0), StopParams(max_tokens=9))
-    assert verify(request, [5, 4], logits, [True] * 3) == [5, 4, 0]
+    assert verify(request, [5, 4], logits, read(logits)) == [5, 4, 0]

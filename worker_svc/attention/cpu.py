@@ -1,4 +1,4 @@
-"""Attention for processors: spans of like shape share one padded gather and two matrix products.
+"""Attention for processors, in plain torch: spans of like shape share one padded gather and two matrix products.
 
 Scores of like spans take spans * heads * new tokens * context floats, which the token budget of a step bounds.
 """
@@ -12,10 +12,14 @@ from torch import Tensor
 
 from worker_svc.attention.port import Attend
 from worker_svc.batch import Span, block_tables
+from worker_svc.device import CPU, upload
 from worker_svc.model.groups import View
 
 
 class CpuAttention:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+
     def prepare(self, spans: Sequence[Span], block_size: int) -> Attend:
         @cache
         def alike(view: View) -> list[_Alike]:
@@ -24,7 +28,8 @@ class CpuAttention:
                 first = span.reach(view.window, block_size).start * block_size
                 return span.num_new, (span.num_context - first).bit_length()
 
-            return [_Alike(list(some), view, block_size) for _, some in groupby(sorted(spans, key=shape), key=shape)]
+            groups = groupby(sorted(spans, key=shape), key=shape)
+            return [_Alike(list(some), view, block_size, self._device) for _, some in groups]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View) -> Tensor:
             out = torch.empty_like(queries)
@@ -41,10 +46,10 @@ class _Alike:
     r counts the queries of a KV head: those of all new tokens and of all query heads that share it.
     """
 
-    def __init__(self, spans: Sequence[Span], view: View, block_size: int) -> None:
-        self._rows = torch.tensor([span.start + i for span in spans for i in range(span.num_new)])
-        self._tables_bm = block_tables(spans, view, block_size)
-        self._mask_b1n1s = _mask(spans, view, block_size, self._tables_bm.shape[1])
+    def __init__(self, spans: Sequence[Span], view: View, block_size: int, device: torch.device) -> None:
+        self._rows = upload([span.start + i for span in spans for i in range(span.num_new)], device)
+        self._tables_bm = block_tables(spans, view, block_size, device)
+        self._mask_b1n1s = _mask(spans, view, block_size, self._tables_bm)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         num_spans, _, num_new, _, num_slots = self._mask_b1n1s.shape
@@ -62,7 +67,8 @@ class _Alike:
     def _gather(self, *caches: Tensor) -> list[Tensor]:
         """[B, K, S, D] each: a head's part of a block is one row, so that a head's rows make a contiguous matrix."""
         num_kv_heads, block_size, head_dim = caches[0].shape[1:]
-        heads_bkm = self._tables_bm.unsqueeze(1) * num_kv_heads + torch.arange(num_kv_heads).unsqueeze(-1)
+        heads_k1 = torch.arange(num_kv_heads, device=self._tables_bm.device).unsqueeze(-1)
+        heads_bkm = self._tables_bm.unsqueeze(1) * num_kv_heads + heads_k1
         rows = heads_bkm.flatten()
         return [
             cache.view(-1, block_size * head_dim).index_select(0, rows).view(*heads_bkm.shape[:2], -1, head_dim)
@@ -70,14 +76,16 @@ class _Alike:
         ]
 
 
-def _mask(spans: Sequence[Span], view: View, block_size: int, num_blocks: int) -> Tensor:
+def _mask(spans: Sequence[Span], view: View, block_size: int, tables_bm: Tensor) -> Tensor:
     """[B, 1, n, 1, S] 0 where a new token sees a slot of the blocks that its span reaches, else -inf."""
     firsts = [span.reach(view.window, block_size).start * block_size for span in spans]
-    positions_bn1 = torch.tensor(
-        [range(span.num_computed - first, span.num_context - first) for span, first in zip(spans, firsts, strict=True)]
-    ).unsqueeze(-1)
-    slots = torch.arange(num_blocks * block_size)
+    device = tables_bm.device
+    positions_bn = [
+        range(s.num_computed - first, s.num_context - first) for s, first in zip(spans, firsts, strict=True)
+    ]
+    positions_bn1 = upload(positions_bn, device).unsqueeze(-1)
+    slots = torch.arange(tables_bm.shape[1] * block_size, device=device)
     hidden_bns = slots > positions_bn1
     if view.window is not None:
         hidden_bns |= slots <= positions_bn1 - view.window
-    return torch.zeros(hidden_bns.shape).masked_fill_(hidden_bns, -torch.inf)[:, None, :, None]
+    return torch.zeros(hidden_bns.shape, device=device).masked_fill_(hidden_bns, -torch.inf)[:, None, :, None]

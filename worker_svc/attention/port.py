@@ -24,5 +24,5 @@ class Attend(Protocol):
 
 class Attention(Protocol):
     def prepare(self, spans: Sequence[Span], block_size: int) -> Attend:
-        """What layers of one view share over the same ``spans`` is worked out once."""
+        """What layers of one view share over the same ``spans`` is worked out once. Holds until the next call."""
         ...

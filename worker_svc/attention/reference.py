@@ -11,14 +11,18 @@ from torch import Tensor
 
 from worker_svc.attention.port import Attend
 from worker_svc.batch import Span, block_tables
+from worker_svc.device import CPU
 from worker_svc.model.groups import View
 
 
 class ReferenceAttention:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+
     def prepare(self, spans: Sequence[Span], block_size: int) -> Attend:
         @cache
         def tables(view: View) -> list[Tensor]:
-            return [block_tables([span], view, block_size)[0] for span in spans]
+            return [block_tables([span], view, block_size, self._device)[0] for span in spans]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View) -> Tensor:
             out = torch.empty_like(queries)

@@ -36,7 +36,7 @@ class Llama:
         else:
             self.head = checkpoint.linear(["lm_head"], a.hidden_size, [a.vocab_size])
         cos, sin = rotary_tables(a.rope, a.head_dim, max_len)
-        self._cos_pd, self._sin_pd = cos.to(self._norm_e.dtype), sin.to(self._norm_e.dtype)
+        self._cos_pd, self._sin_pd = cos.to(self._norm_e), sin.to(self._norm_e)
 
     def forward(self, batch: Batch, kv: Kv, attend: Attend) -> Tensor:
         """Write the batch's KV and return its hidden states [T, E], before the final norm."""

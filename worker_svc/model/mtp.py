@@ -55,7 +55,8 @@ class Modules:
         self.policy = architecture.mtp.policy
         self._target = target
         subset = checkpoint.take_ids(DRAFT_IDS) if checkpoint.holds(DRAFT_IDS) else None
-        self.draft_ids = torch.arange(architecture.vocab_size) if subset is None else subset
+        everything = torch.arange(architecture.vocab_size, device=target.embedding_ve.device)
+        self.draft_ids = everything if subset is None else subset
         """[D] the token ids that the heads' outputs stand for."""
         self._modules = [_Module(architecture, checkpoint, index) for index in range(num_modules)]
         if self.policy.head == "shared":

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from worker_svc.device import CPU
+
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MODULES = "mtp.safetensors"
 """Weights of MTP modules may lie beside those of the model, in a file that no index names."""
@@ -45,12 +47,13 @@ class Linear:
 
 
 class Checkpoint:
-    """The tensors of a model folder, each of which is taken once."""
+    """The tensors of a model folder, each of which is taken once, to ``device``."""
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device = CPU) -> None:
         """Raises ValueError where ``path`` holds no safetensors, or its index names a file that is not there."""
         self._path = path
         self._dtype = dtype
+        self._device = device
         self._tensors: dict[str, Tensor] = {}
         for file in weight_files(path):
             self._tensors.update(load_file(file))
@@ -62,7 +65,7 @@ class Checkpoint:
         tensor = self._tensors.pop(name)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} in {self._path} has shape {tuple(tensor.shape)}, config.json means {shape}")
-        return tensor.to(self._dtype)
+        return tensor.to(self._device, self._dtype)
 
     def linear(self, names: Sequence[str], num_inputs: int, outputs: Sequence[int], bias: bool = False) -> Linear:
         """The projections ``names``, of ``outputs`` rows each, fused into one. Raises ValueError as ``take`` does."""
@@ -78,7 +81,7 @@ class Checkpoint:
         """The token ids [n] called ``name``, as int64. Raises ValueError if absent."""
         if name not in self._tensors:
             raise ValueError(f"{self._path} lacks the tensor {name}")
-        return self._tensors.pop(name).long()
+        return self._tensors.pop(name).to(self._device, torch.int64)
 
     def drop(self, prefix: str) -> None:
         """Do without the tensors whose names begin with ``prefix``."""

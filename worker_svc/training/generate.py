@@ -18,7 +18,7 @@ from worker_svc.training.prompts import Part, chat
 from worker_svc.training.recorder import Recorder
 
 MAX_ANSWER = 320
-_MAX_TOKENS = 448
+_MAX_TOKENS = 512
 _BLOCK_SIZE = 16
 _BLOCKS_EACH = _MAX_TOKENS // _BLOCK_SIZE
 _LOOP_CHECK = 32

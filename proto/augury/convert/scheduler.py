@@ -25,6 +25,7 @@ _REASONS = {
     EndReason.CANCELLED: common_pb2.END_REASON_CANCELLED,
     EndReason.FAILED: common_pb2.END_REASON_FAILED,
 }
+_CLIENT_BYTES = range(16, 33)
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
 
 
@@ -42,6 +43,7 @@ def submit_to_wire(ticket: int, generation: Generation) -> scheduler_pb2.Submit:
         inputs=map(input_to_wire, generation.inputs),
         timeout_ms=None if generation.timeout_s is None else round(generation.timeout_s * 1000),
         trace=generation.trace,
+        client=generation.client,
     )
 
 
@@ -58,7 +60,16 @@ def submit_from_wire(wire: scheduler_pb2.Submit) -> Generation:
         inputs=tuple(map(input_from_wire, wire.inputs)),
         timeout_s=wire.timeout_ms / 1000 if wire.HasField("timeout_ms") else None,
         trace=wire.trace if wire.HasField("trace") else None,
+        client=_client_from_wire(wire),
     )
+
+
+def _client_from_wire(wire: scheduler_pb2.Submit) -> bytes | None:
+    if not wire.HasField("client"):
+        return None
+    if len(wire.client) not in _CLIENT_BYTES:
+        raise InvalidRequestError(f"a client of {len(wire.client)} bytes", "client")
+    return wire.client
 
 
 def deltas_to_wire(deltas: Sequence[Delta]) -> scheduler_pb2.ServerMessage:

@@ -16,7 +16,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs", "timeout_ms", "trace")
+    __slots__ = ("ticket", "request_id", "prompt", "emitted", "sampling", "stopping", "priority", "cache_salt", "max_drafts", "inputs", "timeout_ms", "trace", "client")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Submit(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     request_id: str
     prompt: bytes
@@ -41,7 +42,8 @@ class Submit(_message.Message):
     inputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.EncoderInput]
     timeout_ms: int
     trace: str
-    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., trace: _Optional[str] = ...) -> None: ...
+    client: bytes
+    def __init__(self, ticket: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.StopParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., max_drafts: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_common_pb2.EncoderInput, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., trace: _Optional[str] = ..., client: _Optional[bytes] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("ticket",)
@@ -102,7 +104,7 @@ class Description(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_parked: _Optional[int] = ..., flaws: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths", "misses", "draining", "queue_tokens", "iteration_tokens")
+    __slots__ = ("worker_id", "ready", "num_running", "num_waiting", "num_blocks", "num_available", "block_size", "prompt_tokens", "generation_tokens", "hit_tokens", "query_tokens", "num_preemptions", "num_iterations", "num_refused", "num_drafts", "draft_tokens", "accepted_at", "accepted_lengths", "misses", "draining", "queue_tokens", "iteration_tokens", "total_iteration_tokens")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +134,7 @@ class WorkerState(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ITERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ITERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     ready: bool
     num_running: int
@@ -154,7 +157,8 @@ class WorkerState(_message.Message):
     draining: bool
     queue_tokens: int
     iteration_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., misses: _Optional[_Mapping[int, int]] = ..., draining: _Optional[bool] = ..., queue_tokens: _Optional[int] = ..., iteration_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    total_iteration_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., ready: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_available: _Optional[int] = ..., block_size: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_iterations: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., misses: _Optional[_Mapping[int, int]] = ..., draining: _Optional[bool] = ..., queue_tokens: _Optional[int] = ..., iteration_tokens: _Optional[_Iterable[int]] = ..., total_iteration_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("hello", "heartbeat", "leaving")
