@@ -40,7 +40,7 @@ class Reader:
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def salt(self, handle: int) -> bytes:
+    def salt(self, new: NewRequest) -> bytes:
         return b""
 
     def right(self, new: NewRequest) -> Text:

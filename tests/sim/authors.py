@@ -7,8 +7,8 @@ from tests.sim.oracle import Text
 
 
 class Authors(Protocol):
-    """Requests by handle, those that have ended too."""
+    """All requests, those that have ended too, and those of a scheduler that is gone."""
 
-    def salt(self, handle: int) -> bytes: ...
+    def salt(self, new: NewRequest) -> bytes: ...
 
     def right(self, new: NewRequest) -> Text: ...

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from augury.errors import ContextLengthError, OverloadedError
+from augury.errors import ContextLengthError, NoWorkerError, OverloadedError
+from augury.shares import MOST_PER_FREE
 from augury.types import Delta, Ended, EndReason, Generation, NewRequest, SamplingParams, StopParams
 from scheduler_svc.core.cluster import Cluster
+from scheduler_svc.core.scheduler import Scheduler
 from tests.sim.clock import Clock
 from tests.sim.images import Painter
 from tests.sim.model import EOS, VOCAB_SIZE
@@ -46,8 +48,9 @@ class Clients:
         self.open: dict[int, Client] = {}
         self.num_to_come = 0
         self.ends: Counter[str] = Counter()
-        self._salts: dict[int, bytes] = {}
-        self._texts: dict[int, Text] = {}
+        self._asked: dict[int, list[Client]] = {}
+        """Who had a handle, in each scheduler's life."""
+        self._turned_away = False
         self._written: dict[str, Text] = {}
         self._clock = clock
         self._load = plan.load
@@ -58,11 +61,20 @@ class Clients:
         self._writer = Writer(plan.random("prompts"), plan.load, plan.shape.max_model_len)
         self._painter = Painter(plan.random("inputs"), plan.shape)
 
-    def salt(self, handle: int) -> bytes:
-        return self._salts[handle]
+    def salt(self, new: NewRequest) -> bytes:
+        return self._author(new).generation.cache_salt
 
     def right(self, new: NewRequest) -> Text:
-        return self._texts[new.handle]
+        return self._author(new).right
+
+    def _author(self, new: NewRequest) -> Client:
+        """Handles begin anew with a scheduler, and steps of the earlier one may still be under way."""
+
+        def same(generation: Generation) -> bool:
+            of_step = new.tokens[: new.num_prompt], new.sampling, new.stopping
+            return of_step == (generation.prompt, generation.sampling, generation.stopping)
+
+        return next(client for client in reversed(self._asked[new.handle]) if same(client.generation))
 
     def text(self, generation: Generation) -> Text:
         """What a request that was written must emit."""
@@ -89,15 +101,58 @@ class Clients:
         """
         right = self.text(generation)
         known = right.tokens[: self._rng.choice((0, 0, 0, len(right.tokens) // 2))]
-        handle = self._cluster.submit(replace(generation, emitted=known))
         client = Client(generation=generation, right=right, received=list(known))
-        self.open[handle] = client
-        self._salts[handle], self._texts[handle] = generation.cache_salt, right
-        self._wake()
+        self._submit(client)
         return client
+
+    def lose_scheduler(self, successor: Cluster) -> None:
+        """Every request goes on at the successor with the tokens it has (gateway/continuing.py)."""
+        self._cluster, self._turned_away = successor, False
+        clients, self.open = list(self.open.values()), {}
+        for client in clients:
+            self._interrupt(client)
+
+    def turned_away(self) -> list[Delta]:
+        """The scheduler takes nothing from now on, and gives back what waits for a worker."""
+        self._turned_away = True
+        ending = NoWorkerError("this scheduler is ending")
+        deltas = [delta for handle in list(self._cluster.parked) for delta in self._cluster.fail(handle, ending)]
+        assert not self._cluster.parked, f"requests {list(self._cluster.parked)} wait for a scheduler that is ending"
+        return deltas
+
+    def _submit(self, client: Client) -> None:
+        if self._turned_away:
+            raise OverloadedError("the scheduler is ending")
+        handle = self._cluster.submit(replace(client.generation, emitted=tuple(client.received)))
+        self.open[handle] = client
+        self._asked.setdefault(handle, []).append(client)
+        self._wake()
+
+    def _interrupt(self, client: Client) -> None:
+        self.num_to_come += 1
+        self._clock.after(self._rng.uniform(0.0, RETRY_SECONDS), partial(self._go_on, client))
+
+    def _go_on(self, client: Client) -> None:
+        if client.left:
+            self.ends["left"] += 1
+        else:
+            try:
+                self._submit(client)
+            except OverloadedError:
+                self._clock.after(RETRY_SECONDS, partial(self._go_on, client))
+                return
+            except ContextLengthError:
+                assert not self._fits_anywhere(client.generation)
+                client.ended = Ended(reason=EndReason.FAILED, error_code=ContextLengthError.code)
+            self.ends["went on"] += 1
+        self.num_to_come -= 1
 
     def take(self, delta: Delta) -> None:
         client = self.open[delta.ticket]
+        if delta.ended is not None and delta.ended.error_code == NoWorkerError.code:
+            self._forget(delta.ticket)
+            self._interrupt(client)
+            return
         client.take(delta)
         if delta.ended is not None:
             self._check_end(client, delta.ended)
@@ -109,7 +164,8 @@ class Clients:
         try:
             client = self.submit(generation)
         except OverloadedError:
-            assert before == self._cluster.num_requests >= self._load.max_requests
+            assert before == self._cluster.num_requests
+            assert self._turned_away or before >= min(self._load.max_requests, MOST_PER_FREE)
             self._clock.after(RETRY_SECONDS, partial(self._come, generation))
             return
         except ContextLengthError:
@@ -118,7 +174,7 @@ class Clients:
             self.ends["refused at once"] += 1
             return
         name = generation.request_id
-        assert not self._cluster.lanes or self._fits_anywhere(generation), f"{name} can never fit, but was accepted"
+        assert not self._open_lanes() or self._fits_anywhere(generation), f"{name} can never fit, but was accepted"
         self.num_to_come -= 1
         if self._rng.random() < self._load.cancel_share:
             self._clock.after(self._rng.uniform(0.0, self._load.span), partial(self._leave, client))
@@ -126,8 +182,10 @@ class Clients:
     def _leave(self, client: Client) -> None:
         if client.ended is not None:
             return
-        (handle,) = (handle for handle, other in self.open.items() if other is client)
         client.left = True
+        handle = next((handle for handle, other in self.open.items() if other is client), None)
+        if handle is None:
+            return
         delta = self._cluster.cancel(handle)
         assert delta is not None, "an open request cannot be cancelled"
         self.take(delta)
@@ -151,7 +209,10 @@ class Clients:
 
     def _fits_anywhere(self, generation: Generation) -> bool:
         length = len(generation.prompt) + generation.stopping.max_tokens
-        return any(length <= lane.config.max_len for lane in self._cluster.lanes.values())
+        return any(length <= lane.config.max_len for lane in self._open_lanes())
+
+    def _open_lanes(self) -> list[Scheduler]:
+        return [lane for name, lane in self._cluster.lanes.items() if name not in self._cluster.draining]
 
 
 class Writer:

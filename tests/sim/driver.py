@@ -1,5 +1,6 @@
 """One lane's way through its iterations over lossy links: the twin of scheduler_svc's loop."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -24,7 +25,9 @@ class Driver:
     KV service has forgotten the pool, to the same one again with all that is held.
     """
 
-    def __init__(self, world: World, config: LaneConfig, spec: PoolSpec, worker: Worker) -> None:
+    def __init__(
+        self, world: World, config: LaneConfig, spec: PoolSpec, worker: Worker, released: Callable[[], None]
+    ) -> None:
         self.lane: Scheduler | None = None
         self.kv_link = world.link()
         self._worker_link = world.link()
@@ -32,6 +35,9 @@ class Driver:
         self._config = config
         self._spec = spec
         self._worker = worker
+        self._released = released
+        self._drained: set[int] | None = None
+        self._hints: tuple[tuple[int, bytes], ...] = ()
         self._drafts = DraftCount(worker)
         self._lookups = LookupCount()
         self._order = OrderCheck()
@@ -41,15 +47,27 @@ class Driver:
         self._owed: set[bytes] = set()
         self._stopped = False
         self._rng = world.plan.random(f"compute/{spec.incarnation}")
-        self.fence()
+        self._renewing = False
+        self._ask(AskTags(epoch=0, number=next(self._numbers)))  # LaneLoop.probe
 
     @property
     def at_rest(self) -> bool:
-        return self._asked is None and self.lane is not None and not self.lane.has_work
+        leaving = self._config.pool in self._world.cluster.draining
+        return self._asked is None and self.lane is not None and not (self.lane.has_work or leaving)
 
     def stop(self) -> None:
         """Say and hear nothing more. What is under way may still arrive."""
         self._stopped, self._asked = True, None
+
+    def drain(self) -> None:
+        """The worker wants to leave, and gets nothing new."""
+        items = [*self.lane.running.items, *self.lane.waiting.items] if self.lane else []
+        self._drained = {request.handle for request in items}
+        self.wake()
+
+    @property
+    def spec(self) -> PoolSpec:
+        return self._spec
 
     def fence(self) -> None:
         """Begin a new epoch, whatever is under way."""
@@ -58,12 +76,19 @@ class Driver:
         self._ask(Open(spec=self._spec, number=next(self._numbers)))
 
     def wake(self) -> None:
-        """Begin an iteration if there is work and none is under way."""
-        if self._asked is None and self.lane is not None and not self._stopped and self.lane.has_work:
+        """Between two steps: leave, if that may be (LaneLoop.run), or begin an iteration if there is work."""
+        if self._asked is not None or self.lane is None or self._stopped:
+            return
+        if self._world.cluster.may_leave(self._config.pool):
+            self._released()
+        elif self.lane.has_work:
             self._propose(self.lane)
 
     def _propose(self, lane: Scheduler) -> None:
         proposal = self._order.proposal(lane, lane.propose)
+        there = {request.handle for request in (*lane.running.items, *lane.waiting.items)}
+        assert self._drained is None or there <= self._drained, f"{self._config.pool} drains, but gets requests"
+        assert self._drained is None or not self._world.other_lanes(self._config.pool), f"{self._config.pool} stays"
         if proposal is not None:
             self._ask(proposal)
         else:
@@ -133,6 +158,9 @@ class Driver:
                 assert answer.unknown, f"{self._config.pool} is refused {asked}: {answer.error}"
                 self._world.tally["refusal"] += 1
                 self.fence()
+            case AskTags(), Tags() if self.lane is None:
+                self._hints = answer.content
+                self.fence()
             case AskTags(), Tags():
                 self._renew(answer)
             case Open(), Opened():
@@ -157,7 +185,9 @@ class Driver:
     def _open(self, opened: Opened) -> None:
         if self.lane is None:
             self.lane = Scheduler(self._config, opened.epoch, opened.num_available)
+            self.lane.memory.learn(self._hints)
             self._world.publish(self._world.cluster.join(self.lane))
+            self._world.wake_all()
         elif self._renewing:
             self._world.tally["renewal"] += 1
             self.lane.num_available = opened.num_available

@@ -7,6 +7,7 @@ from tests.sim.host import Host
 from tests.sim.world import World
 
 DOWN_SECONDS = (0.001, 0.1)
+DRAIN_SECONDS = 0.05
 
 
 class Faults:
@@ -24,7 +25,10 @@ class Faults:
             self._repeat(rates.worker_crash, "worker crash", partial(self._lose, host, host.crash))
             self._repeat(rates.disconnect, "disconnect", partial(self._lose, host, host.disconnect))
             self._repeat(rates.fence, "idle fence", host.fence)
+            self._repeat(rates.drain, "drain", host.drain)
         self._repeat(rates.kv_crash, "kv crash", self._crash_kv)
+        self._repeat(rates.scheduler_crash, "scheduler crash", self._crash_scheduler)
+        self._repeat(rates.scheduler_drain, "scheduler drain", self._drain_scheduler)
 
     def stop(self) -> None:
         self._over = True
@@ -44,6 +48,27 @@ class Faults:
     def _lose(self, host: Host, how: Callable[[], None]) -> None:
         how()
         self._world.clock.after(self._rng.uniform(*DOWN_SECONDS), host.connect)
+
+    def _crash_scheduler(self) -> None:
+        """Workers and gateways find its successor each in its own time."""
+        self._world.trace("scheduler", "crashes")
+        for host in self._hosts:
+            host.lose_scheduler()
+        self._world.restart_scheduler()
+        for host in self._hosts:
+            self._world.clock.after(self._rng.uniform(*DOWN_SECONDS), host.connect)
+
+    def _drain_scheduler(self) -> None:
+        """As SchedulerService.drain: nothing new, what waits for a worker goes elsewhere, and the end comes in time."""
+        self._world.trace("scheduler", "drains")
+        ending = self._world.cluster
+        self._world.publish(self._world.clients.turned_away())
+
+        def end() -> None:
+            if self._world.cluster is ending:
+                self._crash_scheduler()
+
+        self._world.clock.after(DRAIN_SECONDS, end)
 
     def _crash_kv(self) -> None:
         self._world.trace("kv", "crashes")

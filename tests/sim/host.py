@@ -1,12 +1,16 @@
-"""A machine with a worker: it crashes, loses its connection, and comes back."""
+"""A machine with a worker: it crashes, loses its connection, leaves, and comes back."""
 
 from itertools import count
 
 from augury.types import PoolSpec
 from scheduler_svc.core.lane import Counters, LaneConfig
 from tests.sim.driver import Driver
+from tests.sim.messages import Close
 from tests.sim.worker import Worker
 from tests.sim.world import World
+
+RETURN_SECONDS = 0.03
+"""From a release to the next life."""
 
 
 class Host:
@@ -35,11 +39,20 @@ class Host:
         """Register with the scheduler, if not registered."""
         if self.driver is None:
             self._world.trace(self.name, f"connects as {self._incarnation}")
-            self.driver = Driver(self._world, self._config(), self._spec(), self.worker)
+            self.driver = Driver(self._world, self._config(), self._spec(), self.worker, self._retire)
             self._world.wakers[self.name] = self.driver.wake
 
     def disconnect(self) -> None:
         """The scheduler loses the worker."""
+        if self.driver is None:
+            return
+        self.lose_scheduler()
+        self._world.publish(self._world.cluster.leave(self.name))
+        assert self.name not in self._world.cluster.lanes, f"{self.name} is gone, but has a lane"
+        self._world.wake_all()
+
+    def lose_scheduler(self) -> None:
+        """What the scheduler said is under way still, but nothing more comes from there."""
         if self.driver is None:
             return
         self._world.trace(self.name, "is gone")
@@ -48,8 +61,13 @@ class Host:
         if self.driver.lane is not None:
             self.past.append(self.driver.lane.counters)
         self.driver = None
-        self._world.publish(self._world.cluster.leave(self.name))
-        self._world.wake_all()
+
+    def drain(self) -> None:
+        """Ask to leave. Once it may, it goes, and a new life begins after a while."""
+        if self.driver is not None:
+            self._world.trace(self.name, "drains")
+            self._world.cluster.drain(self.name)
+            self.driver.drain()
 
     def crash(self) -> None:
         """The worker's memory is lost too."""
@@ -60,6 +78,16 @@ class Host:
         if self.driver is not None:
             self._world.trace(self.name, "fences")
             self.driver.fence()
+
+    def _retire(self) -> None:
+        """As SchedulerService.Register ends for a worker that is released."""
+        assert self.driver is not None and self.driver.lane is not None
+        others = self._world.other_lanes(self.name)
+        assert others or not self.driver.lane.has_work, f"{self.name} is let go, but nobody can go on with its requests"
+        self._world.tally["released"] += 1
+        self.driver.kv_link.send(Close(spec=self.driver.spec), self._world.kv.close)
+        self.crash()
+        self._world.clock.after(RETURN_SECONDS, self.connect)
 
     def _start_worker(self) -> None:
         self._incarnation = f"{self.name}.{next(self._lives)}"

@@ -9,7 +9,7 @@ from kvcache_svc.core.coordinator import Coordinator, open_pool
 from kvcache_svc.registry import reconcile
 from tests.sim.checks import PeakCheck
 from tests.sim.clock import Clock
-from tests.sim.messages import Answer, Open, Opened, Refusal, stamp
+from tests.sim.messages import Answer, Close, Open, Opened, Refusal, stamp
 from tests.sim.plan import Registry
 from tests.sim.survivors import Survivors
 
@@ -85,6 +85,13 @@ class KvServer:
         except (FencedError, UnknownPoolError) as error:
             self._tally["kv refusal"] += 1
             return Refusal(stamp=stamp(message), unknown=isinstance(error, UnknownPoolError), error=str(error))
+
+    def close(self, message: Close) -> None:
+        """As KVCacheService.ClosePool: not for a pool that a later epoch has."""
+        known = self.pools.get(message.spec.pool)
+        if self.up and known is not None and message.spec.epoch >= known.spec.epoch:
+            self._survivors.fenced(known)
+            del self.pools[message.spec.pool]
 
     def crash(self) -> None:
         self.up = False

@@ -23,6 +23,13 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """The worker has ended, and its blocks with it. Nobody waits for an answer."""
+
+    spec: PoolSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """The pool is open under ``epoch``."""
 

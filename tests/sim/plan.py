@@ -17,7 +17,8 @@ class Weather:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Mean events a second of virtual time, for each worker (crash, disconnect, fence) or in all (KV crash).
+    """Mean events a second of virtual time, for each worker (crash, disconnect, fence, drain) or in all (KV crash,
+    scheduler crash and drain).
 
     A pool that a crash made unknown is opened again with its leases with probability ``adopts``, else anew; with
     probability ``tells_tags`` its worker says then what the blocks hold.
@@ -27,6 +28,9 @@ class Faults:
     disconnect: float = 0.0
     fence: float = 0.0
     kv_crash: float = 0.0
+    drain: float = 0.0
+    scheduler_crash: float = 0.0
+    scheduler_drain: float = 0.0
     adopts: float = 1.0
     tells_tags: float = 1.0
 
@@ -70,7 +74,7 @@ class Plan:
 
 def draw_plan(seed: int) -> Plan:
     """The plan of one seed; each kind of fault is off in many."""
-    rng = Random(f"{seed}/plan")
+    rng, elastic = Random(f"{seed}/plan"), Random(f"{seed}/elastic")
     load = Load(
         num_clients=rng.randint(4, 32),
         span=rng.uniform(0.05, 0.6),
@@ -89,6 +93,9 @@ def draw_plan(seed: int) -> Plan:
             disconnect=maybe(rng, 10.0),
             fence=maybe(rng, 8.0),
             kv_crash=maybe(rng, 12.0),
+            drain=maybe(elastic, 12.0),
+            scheduler_crash=maybe(elastic, 8.0),
+            scheduler_drain=maybe(elastic, 6.0),
             adopts=rng.choice((0.5, 1.0, 1.0)),
             tells_tags=rng.choice((0.5, 1.0, 1.0)),
         ),

@@ -48,6 +48,7 @@ def _finish(world: World, hosts: list[Host]) -> None:
     assert world.clock.num_events <= MAX_EVENTS, "events without end"
     assert not world.clients.open, f"requests {list(world.clients.open)} did not finish in calm"
     assert not world.clients.num_to_come, "clients were kept out"
+    assert not world.cluster.draining, f"{world.cluster.draining} never leave"
     assert _at_rest(world, hosts), "lanes have work without requests"
     for host in hosts:
         assert host.driver is not None and host.driver.lane is not None

@@ -60,6 +60,7 @@ class Worker:
         self._target = self._layers[: len(shape.model.target)]
         self._drafter = Drafter(shape.speculation, shape.model, self._layers[len(self._target) :], rng)
         self._states: dict[int, State] = {}
+        self._salts: dict[int, bytes] = {}
         self._in_use: set[int] = set()
         self.writers: list[Writer | None] = [None] * memory.num_blocks
         self._encoder = Encoder(shape)
@@ -126,6 +127,7 @@ class Worker:
         if not self._recognises(new.hits):
             return False
         text = self._authors.right(new)
+        self._salts[new.handle] = self._authors.salt(new)
         self._states[new.handle] = State(
             start=new.num_computed,
             hidden=[],
@@ -158,7 +160,7 @@ class Worker:
 
     def _check_hit(self, new: NewRequest, exact: Exact) -> None:
         """What is hit is what the request would have computed itself, draft KV included, and nothing is missing."""
-        salt, vouched = self._authors.salt(new.handle), {block for block, _ in new.hits}
+        salt, vouched = self._salts[new.handle], {block for block, _ in new.hits}
         exact.extend(new.tokens)
         for number, group in enumerate(self.groups):
             assert number in self._states[new.handle].inexact or NULL_BLOCK not in self._seen(new, number), (
@@ -188,7 +190,7 @@ class Worker:
 
     def _claim(self, handle: int, group: int, claimed: Sequence[int]) -> None:
         """The last blocks of the request's table are its own to write."""
-        held, state, salt = self.held[handle], self._states[handle], self._authors.salt(handle)
+        held, state, salt = self.held[handle], self._states[handle], self._salts[handle]
         for index, block in enumerate(claimed, len(held.blocks[group]) - len(claimed)):
             assert block not in self._in_use, f"block {block} of request {handle} is in another's table"
             self._in_use.add(block)

@@ -43,6 +43,15 @@ class World:
         for wake in list(self.wakers.values()):
             wake()
 
+    def other_lanes(self, name: str) -> list[str]:
+        """Workers that could go on with the requests of the one with this name."""
+        return [other for other in self.cluster.lanes if other != name and other not in self.cluster.draining]
+
+    def restart_scheduler(self) -> None:
+        """Nothing of what the scheduler knew is left."""
+        self.cluster = Cluster(self.plan.load.max_requests)
+        self.clients.lose_scheduler(self.cluster)
+
     def calm(self) -> None:
         """No faults from now on."""
         self.trace("calm", "")
