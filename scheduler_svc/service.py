@@ -1,6 +1,7 @@
 """The gRPC face of the scheduler: requests of gateways come in, workers register, deltas go out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _DEFAULTS = SchedulerSettings()
 _ENDING = "this scheduler is ending"
+_log = logging.getLogger(__name__)
 
 
 class SchedulerService(SchedulerServicer, WorkersServicer):
@@ -233,6 +235,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
         await loop.probe()
         await loop.open()
         self._publish(self._cluster.join(loop.lane))
+        _log.info("a worker joined", extra={"worker": info.worker_id, "address": info.address})
         for handle, route in self._routes.items():
             if handle not in self._cluster.parked:
                 route.worker_came()
@@ -242,6 +245,7 @@ class SchedulerService(SchedulerServicer, WorkersServicer):
     async def _lost(self, info: WorkerInfo, loop: LaneLoop) -> None:
         del self._workers[info.worker_id]
         del self._loops[info.worker_id]
+        _log.info("a worker is gone", extra={"worker": info.worker_id, "num_requests": loop.lane.num_requests})
         self._publish(self._cluster.leave(info.worker_id))
         for handle in self._cluster.parked:
             self._await_worker(handle)

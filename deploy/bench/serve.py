@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
     add("--api", choices=["chat", "completions"], default="chat", help="which endpoint to ask (default: %(default)s)")
     add("--model", help="default: the first one the server lists")
-    add("--api-key", default=os.environ.get("AUGURY_API_KEY"), help="default: $AUGURY_API_KEY")
+    add("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="default: $OPENAI_API_KEY")
     add("--concurrency", type=levels, default=[1, 8, 32], metavar="N,N,…", help="levels to run (default: 1,8,32)")
     add("--requests", type=positive, help="requests of each level (default: 4 for each concurrent one)")
     add("--input", type=positive, default=256, help="words of a prompt, about a token each (default: %(default)s)")
