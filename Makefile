@@ -17,7 +17,7 @@ check:
 test: setup
 	$(BIN)/python -m pytest
 
-# Thousands of texts with and without speculation: minutes.
+# Thousands of texts with and without speculation, and a short `make chaos`: minutes.
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 

@@ -20,6 +20,7 @@ SMALL = Run(seed=7, num_wishes=12, num_streams=12, num_open=10, num_kills=4, num
 """A kill of each role that may be killed; a gateway drained; a worker more, and less; a worker and a scheduler hung."""
 
 
+@pytest.mark.slow
 def test_nobody_notices_what_befalls_the_services() -> None:
     with Stack(DEMO / STORY) as stack:
         verdict = asyncio.run(try_out(stack, SMALL, STORY))
