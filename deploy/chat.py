@@ -10,10 +10,11 @@ import anyio
 import httpx
 import msgspec
 
+from deploy.sse import data_of
+
 Messages = list[dict[str, str]]
 
 GREETING = "Say hello to a new user in one short sentence."
-
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 """Where OpenAI's own clients find their key."""
@@ -31,9 +32,8 @@ async def stream(
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:
             raise ChatError(_message(await response.aread()))
-        async for line in response.aiter_lines():
-            data = line.removeprefix("data: ")
-            if data == line or data == "[DONE]":
+        async for data in data_of(response):
+            if data == b"[DONE]":
                 continue
             chunk = msgspec.json.decode(data)
             if "error" in chunk:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from deploy.bench.stats import Answered, Failed, Result
+from deploy.sse import data_of
 
 Api = Literal["chat", "completions"]
 _PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -141,7 +142,7 @@ async def stream_answer(client: httpx.AsyncClient, ask: Ask, prompt: str) -> Res
 async def _read(response: httpx.Response, sent: float) -> Result:
     times: list[float] = []
     usage: _Usage | None = None
-    async for data in _data_lines(response):
+    async for data in data_of(response):
         if data == b"[DONE]":
             return _answer(sent, times, usage)
         try:
@@ -166,13 +167,3 @@ def _answer(sent: float, times: Sequence[float], usage: _Usage | None) -> Result
         num_prompt=usage.prompt_tokens if usage else None,
         num_output=max(usage.completion_tokens, 1) if usage else len(times),
     )
-
-
-async def _data_lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    # Not Response.aiter_lines: it splits at U+2028 and U+0085 too, which may stand in a frame's JSON.
-    rest = b""
-    async for chunk in response.aiter_bytes():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line.removeprefix(b"data:").strip()

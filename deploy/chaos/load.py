@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from deploy.chaos.wishes import Wish
+from deploy.sse import data_of
 
 SILENCE_SECONDS = 60.0
 """A stream that says nothing for so long has failed."""
@@ -125,7 +126,7 @@ def _empty(number: int, num_choices: int, sent: float, num_tries: int) -> Answer
 
 
 async def _read(response: httpx.Response, answer: Answer) -> None:
-    async for data in _events(response):
+    async for data in data_of(response):
         now = time.monotonic()
         if data == b"[DONE]":
             if answer.error is None and None in answer.reasons:
@@ -141,13 +142,3 @@ async def _read(response: httpx.Response, answer: Answer) -> None:
         if frame.usage is not None:
             answer.num_tokens = frame.usage.completion_tokens
     answer.error = "the stream was cut short"
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    # Not Response.aiter_lines: it splits at U+2028 and U+0085 too, which may stand in an event's JSON.
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line.removeprefix(b"data:").strip()

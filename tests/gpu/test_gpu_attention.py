@@ -1,6 +1,5 @@
 """On a GPU every attention backend gives what the reference gives on the processor."""
 
-import importlib.util
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +13,7 @@ from worker_svc.attention.port import Attention
 from worker_svc.device import pick_device
 from worker_svc.model.groups import View
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")]
+pytestmark = pytest.mark.gpu
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Some times the distance of two neighbours at 1."""
@@ -43,8 +42,6 @@ def check(
 
 @pytest.fixture(scope="module")
 def flashinfer() -> Attention:
-    if importlib.util.find_spec("flashinfer") is None:
-        pytest.skip("flashinfer-python is not installed")
     return make_attention("flashinfer", pick_device("cuda"))
 
 

@@ -1,6 +1,5 @@
 """An engine on a GPU says what it says on the processor, with speculation and without."""
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,7 @@ from worker_svc.device import CPU, pick_device
 from worker_svc.engine import Engine, EngineOptions
 from worker_svc.model.named import STORY, ready_folder
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 OPENING = "You are a patient teacher. Answer in plain words, and give an example wherever one helps. "
 QUESTIONS = [
@@ -81,8 +76,6 @@ def test_modules_of_every_family_say_the_same_as_on_the_processor(family: str, d
 
 
 def test_smollm2_knows_its_capitals_with_flashinfer() -> None:
-    if importlib.util.find_spec("flashinfer") is None:
-        pytest.skip("flashinfer-python is not installed")
     folder = ready_folder("smollm2", os.environ, progress=False)
     engine = load(folder, pick_device("cuda"), "bfloat16")
     asked = prompts(folder, [f"The capital of {land} is the city of" for land in ("France", "Italy", "Japan")])
