@@ -84,7 +84,7 @@ class WorkerSettings(_Section, frozen=True):
     address: Annotated[str, doc("Where this worker listens; port 0 picks a free one")] = "127.0.0.1:0"
     advertise: Annotated[str | None, doc("Address told to the scheduler; unset: the bound one")] = None
     id: Annotated[str | None, doc("Name of this worker; unset: a random one")] = None
-    device: Annotated[Device, doc("Where the model runs: cpu, cuda, cuda:N; auto: cuda where there is one")] = "auto"
+    device: Annotated[Device, doc("Where the model runs: cpu, cuda, cuda:N; auto: cuda where there is one")] = "cpu"
     attention: Annotated[
         Literal["auto", "reference", "cpu", "flashinfer"],
         doc("Attention backend; auto: flashinfer on CUDA where it runs, else cpu, which is plain torch"),

@@ -305,7 +305,7 @@ def test_services_get_the_time_they_take_to_stop(name: str) -> None:
 
 def test_a_gpu_worker_gets_its_gpu_and_keeps_to_it(stack: str) -> None:
     if stack == "cpu":
-        assert "deploy" not in SERVICES["worker"] and settings("worker").worker.device == "auto"
+        assert "deploy" not in SERVICES["worker"] and settings("worker").worker.device == "cpu"
         return
     (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
